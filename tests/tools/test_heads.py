@@ -145,6 +145,11 @@ def test_whoever_holds_the_copy_after_undo_calls_the_function():
         ("top = z.amax(-1)", "top = torch.rand_like(z).amax(-1)", "has rand_like in its code"),
         ("top = z.amax(-1)", "top = z.amax(-1) + sys.flags.debug", "has sys in its code"),
         ("top = z.amax(-1)", "top = z.amax(-1) + BY[0]", "has BY in its code"),
+        (
+            "results = Scores.apply(",
+            "results = (lambda *all: Scores.apply(*all))(",
+            "RebindError: cannot replace 'Scores'",
+        ),
     ],
 )
 def test_a_function_that_computes_something_else_is_left_alone(old, new, why):

@@ -90,7 +90,7 @@ class Head:
         for place in () if module is None else _places(module, lambda value: _put_by(value)[0] is self):
             place.put(_put_by(place.value)[1])  # type: ignore[misc]
 
-    def put_on(self, module: nn.Module, function: types.FunctionType) -> None:
+    def put_on(self, module: nn.Module, function: types.FunctionType) -> Head:
         """Have what the instance *module* holds of *function* call `apply`."""
         copy, self._module = rebound(function, {self.name: self}), weakref.ref(module)  # type: ignore[dict-item]
         # In the copy, which goes with the module: this lives as long as the copy, and would keep the module alive.
@@ -99,6 +99,7 @@ class Head:
             after = types.MethodType(copy, module) if type(place.value) is types.MethodType else copy
             getattr(copy, _PUT_BY)[id(after)] = self, place.value, after
             place.put(after)  # type: ignore[misc]  # a method that is no end is looked into, and has none
+        return self
 
     def _count(self, why: str | None) -> None:
         """Count a call that the kernel computed, or *why* the function did; none that was too small has a reason."""
@@ -127,34 +128,34 @@ def serve(model: nn.Module, manager: KernelManager, **options: Any) -> list[Head
     ready = select(manager.kernels(), options.get("include"), (), "training")
     kernels = [r.kernel for r in ready if r.kernel and excluded.isdisjoint((r.name, r.kernel_id, r.kernel.op))]
     every = environment().get(SETTINGS["every_size"].variable, "") not in ("", "0") or options.get("every_size", False)
-    barred = [name for name in ("only", "skip", "rounding") if options.get(name) not in (None, (), "", "close")]
+    barring = (name for name in ("only", "skip", "rounding") if options.get(name) not in (None, (), "", "close"))
+    barred = next((f"no head is served with {name}=" for name in barring), "")
     heads: list[Head] = []
     for path, module in model.named_modules():
         places = _places(module, lambda value: bool(_put_by(value)[0] or _looked_up(_function(value))), "forward")
         for value in [place.value for place in places]:
-            head, function = _put_by(value)[0], _function(value)
+            head = _put_by(value)[0]
             if head is None:
-                name, device = _looked_up(function), options.get("device") or next(module.parameters()).device
-                offered = _offered(function.__globals__, name, torch.device(device).type, kernels, every_size=every)
-                if offered is None:
+                device = torch.device(options.get("device") or next(module.parameters()).device)
+                head = _made(path, module, _function(value), barred, device.type, kernels, every_size=every)
+                if head is None:
                     continue
-                head = Head(path, name, function, f"no head is served with {barred[0]}=" if barred else offered)
-                if head.kernel_id:
-                    head.put_on(module, function)
                 _logger.log(logging.DEBUG if rank() else logging.INFO, "%s", head)
             heads.append(head)
     return heads
 
 
-def _offered(*question: Any, **options: Any) -> Any:
-    """What the first distribution that knows the function says of it."""
+def _made(path: str, module: nn.Module, function: Any, barred: str, *question: Any, **options: Any) -> Head | None:
+    """A head with what the first distribution that knows the function says of it, and already put on."""
+    name = _looked_up(function)
     for entry in importlib_metadata.entry_points(group="fuseplug.heads"):
         try:
-            offered = entry.load()(*question, **options)
-        except Exception as error:  # noqa: BLE001 - a third party's; the head stays as it is
-            offered = f"{entry.value} raises {type(error).__name__}: {error}"
-        if offered is not None:
-            return offered
+            offered = entry.load()(function.__globals__, name, *question, **options)
+            if offered is not None:
+                head = Head(path, name, function, barred or offered)
+                return head.put_on(module, function) if head.kernel_id else head
+        except Exception as error:  # noqa: BLE001 - a third party's, or no copy can be made; the head stays as it is
+            return Head(path, name, function, f"{entry.value}: {type(error).__name__}: {error}")
     return None
 
 
@@ -166,7 +167,9 @@ def _looked_up(function: Any) -> str:
 
 def _put_by(value: Any) -> tuple[Head | None, Any]:
     """Which head put *value* where it is, and what was there before. Wrappers may have our attributes."""
-    head, before, _ = getattr(_function(value), _PUT_BY, {}).get(id(value), (None, None, None))
+    function = _function(value)
+    befores = vars(function).get(_PUT_BY, {}) if isinstance(function, types.FunctionType) else {}
+    head, before, _ = befores.get(id(value), (None, None, None))
     return head, before
 
 
