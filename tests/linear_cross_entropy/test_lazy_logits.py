@@ -106,6 +106,7 @@ REAL = {
     "a mask in a list": lambda y: y[[True, False]],
     "nothing of the vocabulary": lambda y: y[..., 3:3].sum(-1, keepdim=True) + torch.zeros(2, 4, 5),
     "a product of tensors": lambda y: y * VECTOR,
+    "the largest of each column": lambda y: y + y.argmax(1, keepdim=True),
     "the other way round": lambda y: 1 / y,
 }
 
@@ -120,6 +121,32 @@ def test_what_is_not_noted_is_computed_from_the_values(done):
     assert torch.equal(got, want)
     for one, other in zip(gradients(got, inputs), gradients(want, inputs), strict=True):
         assert torch.equal(one, other)
+
+
+LARGEST = {
+    "of all": lambda y: y.argmax(-1),
+    "of a dimension by its number": lambda y: torch.argmax(y, dim=2),
+    "kept as a dimension": lambda y: y.argmax(dim=-1, keepdim=True),
+    "shifted and widened": lambda y: y[:, :-1].float().argmax(-1),
+    "of negatives": lambda y: (y * -0.5).argmax(-1),
+    "capped": lambda y: (3 * torch.tanh(y / 3)).argmax(-1),
+    "of some words": lambda y: y[..., 2:9].argmax(-1),
+    "of no rows": lambda y: y[:, :0].argmax(-1),
+}
+
+
+@pytest.mark.parametrize("few", [1 << 24, 1])
+@pytest.mark.parametrize("done", LARGEST)
+def test_the_largest_is_found_without_the_logits(done, few, monkeypatch):
+    monkeypatch.setattr("fuseplug_linear_cross_entropy.recognise.lazy_rows._FEW", few)
+    inputs = tensors(bias=True)
+    logits, told = lazy(inputs)
+    got, want = LARGEST[done](logits), LARGEST[done](functional.linear(*inputs))
+    assert torch.equal(got, want)
+    assert told.why == []
+    # No result does without a gradient for it.
+    (gradient,) = torch.autograd.grad(logits.square().sum(), logits)
+    assert torch.equal(gradient, 2 * functional.linear(*inputs))
 
 
 def selective_log_softmax(y, labels):

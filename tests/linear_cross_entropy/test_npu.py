@@ -6,10 +6,15 @@ from collections import Counter
 
 import pytest
 import torch
+from support.losses import ids, language_model
+from support.managers import manager_of
+from support.trainer_head import add_head
 from support.vocabularies import BF16, DOUBLE, SMOOTHED, TOKENS, WORDS, both, labels_for, tensors
 
 from fuseplug_linear_cross_entropy.backends import chunks, npu
+from fuseplug_linear_cross_entropy.kernels import NpuLinearCrossEntropyKernel
 from fuseplug_linear_cross_entropy.reference import scaled, softcapped
+from fuseplug_tools.integrations.heads import serve
 
 
 @pytest.fixture
@@ -21,6 +26,29 @@ def cut(monkeypatch):
         monkeypatch.setattr(npu, "WORKING", piece * WORDS * 4)
 
     return into
+
+
+@pytest.mark.usefixtures("host_npu")
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_a_head_that_a_trainer_put_on_a_model_is_served(dtype):
+    model = language_model().to("npu", dtype)
+    before, tokens = add_head(model), ids().to("npu")
+
+    def scored():
+        model.zero_grad()
+        results = model(input_ids=tokens, labels=tokens, scored=True)
+        (results["log_probs"].sum() + 0.3 * results["entropy"].sum()).backward()
+        return [value.detach().float().cpu() for value in (*results.values(), model.lm_head.weight.grad)]
+
+    true = scored()
+    (head,) = serve(model, manager_of(NpuLinearCrossEntropyKernel))
+    for value, expected in zip(scored(), true, strict=True):
+        torch.testing.assert_close(
+            value, expected, rtol=0, atol=(0.05 if dtype is BF16 else 1e-4) * expected.abs().max().item()
+        )
+    assert (head.kernel_id, head.counter.fused, head.counter.reasons) == ("npu_fused_linear_cross_entropy", 1, {})
+    head.undo()
+    assert vars(model)["forward"] is before
 
 
 def launches(host_npu, dtype, name="linear_cross_entropy", **options):

@@ -274,7 +274,7 @@ def test_a_hook_on_the_model_may_read_the_logits(kernel):
         model.register_forward_hook(lambda module, args, output: seen.append(output.logits.argmax(-1)))
         return model
 
-    assert_step(kernel, make, calls=(1, {"argmax": 1}, 0))
+    assert_step(kernel, make, calls=(1, {}, 0))
     assert torch.equal(seen[0], seen[1])
 
 

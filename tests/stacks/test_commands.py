@@ -34,6 +34,7 @@ NORMS, ROTATIONS, MLPS = 5, 2, 2
 ONCE = NORMS + ROTATIONS + MLPS
 # What a checkpointed layer computes again ends at the last result that is missing: its MLP's input.
 CHECKPOINTED = ONCE + 2 * 2 + ROTATIONS
+HEAD = 1  # TRL's
 # A reentrant checkpoint computes whole layers again; the last norm is in none.
 REENTRANT = 2 * ONCE - 1
 
@@ -126,9 +127,18 @@ def swift(model, out):
 COMMANDS = {
     "python train.py": Command(script("train.py")),
     "python sft.py, with LoRA": Command(
-        script("sft.py"), CHECKPOINTED, trained="PeftModel", needs=("trl", "datasets", "peft")
+        script("sft.py"),
+        CHECKPOINTED + HEAD,
+        trained="PeftModel",
+        needs=("trl", "datasets", "peft"),
+        says=("trl.trainer.utils._fused_forward is the forward of base_model.model, and its",),
     ),
-    "python dpo.py": Command(script("dpo.py"), CHECKPOINTED, needs=("trl", "datasets")),
+    "python dpo.py": Command(
+        script("dpo.py"),
+        CHECKPOINTED + HEAD,
+        needs=("trl", "datasets"),
+        says=("trl.trainer.utils._fused_forward is the forward of the model, and its",),
+    ),
     "torchrun shard.py": Command(
         lambda model, out: torchrun(SCRIPTS / "shard.py", model, out), trained="FSDPLlamaForCausalLM"
     ),

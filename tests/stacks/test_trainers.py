@@ -125,6 +125,74 @@ def test_check_in_use_says_so_after_one(with_loss):
     assert found.why.endswith("trl.trainer.utils._fused_forward computes past it")
 
 
+def large(completions, **_):
+    """The numbers of a completion, added up."""
+    return [float(sum(map(int, completion.split()))) / 100 for completion in completions]
+
+
+ONLINE = {"num_generations": 4, "max_completion_length": 6, "per_device_train_batch_size": 4, "beta": 0.1}
+ANSWERS = [{"prompt": "3 4 5", "completion": f" 6 {n}", "label": bool(n % 2)} for n in range(3, 11)]
+PAIRS = [{"prompt": "3 4 5", "chosen": f" 6 {n}", "rejected": f" 8 {n}"} for n in range(3, 11)]
+PROMPTS = [{"prompt": f"{n} {n + 1} 5"} for n in range(3, 11)]
+TRAINED = {
+    "SFT": (ROWS, {}),
+    "DPO": (PAIRS, {}),
+    "KTO": (ANSWERS, {}),
+    "GRPO": (PROMPTS, ONLINE),
+    "RLOO": (PROMPTS, ONLINE),
+}
+"""By TRL's trainer, on what it trains, and the options that others do not have."""
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["whole", "LoRA"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_trls_head_is_served(tmp_path, name, adapted):
+    trl, datasets, peft = (pytest.importorskip(package) for package in ("trl", "datasets", "peft"))
+    transformers = pytest.importorskip("transformers")
+    utils = pytest.importorskip("trl.trainer.utils")
+    if not hasattr(utils, "add_fused_lm_head"):
+        pytest.skip("this TRL puts no head of its own on models")
+    from support.losses import PlainKernel, language_model
+
+    from fuseplug_tools.integrations.heads import serve
+    from fuseplug_tools.integrations.transformers import FuseplugCallback
+
+    manager, (data, options) = manager_of(PlainKernel), TRAINED[name]
+    language_model().save_pretrained(tmp_path / "model")  # a reference model is loaded from where the other is from
+    options = {**HOW, "learning_rate": 0.1, **options}
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=4) if adapted else None
+
+    def trained(callbacks):
+        torch.manual_seed(0)
+        trainer = getattr(trl, f"{name}Trainer")(
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model"),
+            *([large] if "num_generations" in options else []),
+            args=getattr(trl, f"{name}Config")(str(tmp_path), **options),
+            train_dataset=datasets.Dataset.from_list(data),
+            processing_class=number_tokenizer(),
+            callbacks=callbacks,
+            peft_config=config,
+        )
+        if callbacks and getattr(trainer, "ref_model", None) is not None:
+            assert serve(trainer.ref_model, manager)  # a policy that is its reference is so to the bit
+        trainer.train()
+        timed = ("runtime", "second", "time", "mfu", "flos", "throughput")
+        lines = [line for line in trainer.state.log_history if "loss" in line]
+        return trainer, [{k: v for k, v in line.items() if not any(word in k for word in timed)} for line in lines]
+
+    _, true = trained([])
+    callback = FuseplugCallback(manager=manager, undo=True)
+    trainer, found = trained([callback])
+    (head,) = callback.heads
+    assert len(true) == HOW["max_steps"]
+    assert found == [{key: pytest.approx(value, rel=1e-3, abs=1e-4) for key, value in line.items()} for line in true]
+    assert head.counter.fused >= HOW["max_steps"]
+    assert (head.counter.original, head.counter.reasons) == (0, {})
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    model = model.get_base_model() if adapted else model
+    assert "_ChunkedLogProbFunction" in vars(model)["forward"].__code__.co_names
+
+
 def test_trl_dpo_leaves_the_reference_model_alone(tmp_path, callback, fusing):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     data = datasets.Dataset.from_list(

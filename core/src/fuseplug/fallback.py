@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["by_reference", "declining_small", "is_small_declined"]
+__all__ = ["by_reference", "declining_small", "is_small_declined", "this_thread"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

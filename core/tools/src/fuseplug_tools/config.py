@@ -22,6 +22,5 @@ def config(as_json: AsJson = False) -> None:
         return
     table = empty_table("setting", "value", "from")
     for name, value, source, unset in rows:
-        told = ("not set", unset) if value is None else (repr(value), source)
-        table.add_row(*map(one_line, (name, *told)))
+        table.add_row(*map(one_line, (name, *(("not set", unset) if value is None else (repr(value), source)))))
     print_table(console(), table)

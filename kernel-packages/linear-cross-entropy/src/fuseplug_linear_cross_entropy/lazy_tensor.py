@@ -294,7 +294,7 @@ class LazyTensor(Tensor):
             return answer
         # An accelerator is not waited for in a forward.
         self.check_inputs(_name_of(function), waiting=False)
-        lazies = self._forgo()
+        lazies = self._forgo() if _has_gradient(answer) else []
 
         def linked(value: Any) -> Any:
             if not isinstance(value, Tensor) or not value.requires_grad or value.is_leaf:
@@ -696,6 +696,11 @@ def _asks_for_gradient(function: Any, args: Sequence[Any], kwargs: Mapping[str, 
         inputs = kwargs["inputs"] if "inputs" in kwargs else args[1:2]
         return any(leaf is tensor for leaf in leaves(inputs))
     return function in _OWN_GRADIENT
+
+
+def _has_gradient(answer: Any) -> bool:
+    """Whether *answer* may have a gradient, that of numbers of words being none."""
+    return any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves(answer))
 
 
 def _name_of(function: Any) -> str:

@@ -70,6 +70,7 @@ MODULES = (
     "fuseplug_swiglu.specimens",
     "fuseplug_testing",
     "fuseplug_testing.triton",
+    "fuseplug_tools.integrations.heads",
     "fuseplug_tools.integrations.kernelize",
     "fuseplug_tools.integrations.transformers",
 )

@@ -43,8 +43,7 @@ def distances(unfused: nn.Module, fused: nn.Module, ids: Tensor, *, gradients: b
     The true ones are those of *unfused* in float32, or in float64 if it is in float32, for which it is copied.
     """
     dtype = next(unfused.parameters()).dtype
-    wide = torch.float64 if dtype is torch.float32 else torch.float32
-    true = copy.deepcopy(unfused).to(wide)
+    true = copy.deepcopy(unfused).to(torch.float64 if dtype is torch.float32 else torch.float32)
     if hasattr(true, "set_experts_implementation"):
         true.set_experts_implementation("eager")  # type: ignore[operator]  # torch's grouped_mm takes no float64
     truth = _results(true, ids, gradients=gradients)

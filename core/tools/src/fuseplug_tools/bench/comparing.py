@@ -183,8 +183,7 @@ def compare(
             _measure(benchmark, contenders, mode, count, repeats=repeats, seconds=seconds, step=step)
             if ops:
                 step(f"{mode}, {count} tokens: each kernel by itself")
-                ids = tokens_for(model, count)
-                run = partial(_once, mode, ids)
+                run = partial(_once, mode, tokens_for(model, count))
                 benchmark.ops[mode, count] = measure_ops(model, applied, every_size, run, repeats)
     return benchmark
 

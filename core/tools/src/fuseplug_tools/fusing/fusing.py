@@ -16,6 +16,7 @@ from fuseplug.plain_text import one_line
 from fuseplug.ranks import rank
 from fuseplug_verify import ProcessLock
 
+from ..integrations.heads import serve
 from ..run.options import RunOptions
 from .beginning import Beginning
 from .ranks import Ranks
@@ -85,7 +86,11 @@ class Fusing:
     def outermost(self, model: nn.Module) -> nn.Module:
         """The largest of the watched models that have *model*; itself if there is none."""
         watched = list(self._watched.values())
-        return max((candidate for candidate in watched if _has(candidate, model)), key=_size, default=model)
+        return max(
+            (candidate for candidate in watched if _has(candidate, model)),
+            key=lambda one: len([*one.modules()]),
+            default=model,
+        )
 
     def fuse_watched(self, model: nn.Module) -> None:
         """Fuse *model*, or the largest watched one that has it, if it is or has a watched one itself."""
@@ -150,7 +155,8 @@ class Fusing:
         if difference:
             raise PlanError(f"the ranks do not plan the same, and none changes anything: {difference}", plan=plan)
         applied = None if self._options.dry_run else self._manager.apply_plan(model, plan)
-        self._telling.planned(model, plan.report, applied)
+        heads = [] if applied is None else serve(model, self._manager, device=device, **self._for_plan(model))
+        self._telling.planned(model, plan.report, applied, heads)
 
     def _for_plan(self, model: nn.Module) -> dict[str, Any]:
         chosen = (names for chosen, names in self._chosen.items() if _has(chosen, model) or _has(model, chosen))
@@ -166,7 +172,3 @@ def _destination(model: nn.Module, device: torch.device | str | None) -> torch.d
 
 def _has(model: nn.Module, part: nn.Module) -> bool:
     return any(module is part for module in model.modules())
-
-
-def _size(model: nn.Module) -> int:
-    return sum(1 for _ in model.modules())

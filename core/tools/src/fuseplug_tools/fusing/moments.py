@@ -37,10 +37,10 @@ def _transformers(module: ModuleType) -> None:
         if isinstance(model, nn.Module) and (trained or fusing().serves):
             fusing().fuse_watched(model)
 
-    _after(module.PreTrainedModel, "__init__", watch)
+    _wrap(module.PreTrainedModel, "__init__", watch, first=False)
     # Here the first call of the model is too late: replicas have no parameters, and a compiler traces the call.
-    _before(nn.DataParallel, "__init__", replicate)
-    _before(torch, "compile", compile_model)
+    _wrap(nn.DataParallel, "__init__", replicate)
+    _wrap(torch, "compile", compile_model)
 
 
 def _accelerate(module: ModuleType) -> None:
@@ -59,8 +59,8 @@ def _accelerate(module: ModuleType) -> None:
         if not evaluation_mode or fusing().serves:
             fusing().fuse(model, self.device)
 
-    _before(module.Accelerator, "prepare", prepare)
-    _before(module.Accelerator, "prepare_model", prepare_model)
+    _wrap(module.Accelerator, "prepare", prepare)
+    _wrap(module.Accelerator, "prepare_model", prepare_model)
 
 
 def _fsdp1(module: ModuleType) -> None:
@@ -70,7 +70,7 @@ def _fsdp1(module: ModuleType) -> None:
         if not _accelerate_prepares():
             fusing().fuse(fusing().outermost(module), _device(device_id))
 
-    _before(module.FullyShardedDataParallel, "__init__", shard)
+    _wrap(module.FullyShardedDataParallel, "__init__", shard)
 
 
 def _llama_factory(module: ModuleType) -> None:
@@ -100,24 +100,17 @@ def _device(device_id: Any) -> Any:
     return None if here is None else torch.device(here.type, device_id)
 
 
-def _before(owner: Any, name: str, step: Callable[..., None]) -> None:
+def _wrap(owner: Any, name: str, step: Callable[..., None], *, first: bool = True) -> None:
+    """Have *step* called as *owner*'s function of this *name* is, before it or after."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        step(*args, **kwargs)
-        return original(*args, **kwargs)
-
-    setattr(owner, name, wrapper)
-
-
-def _after(owner: type, name: str, step: Callable[..., None]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if first:
+            step(*args, **kwargs)
         result = original(*args, **kwargs)
-        step(*args, **kwargs)
+        if not first:
+            step(*args, **kwargs)
         return result
 
     setattr(owner, name, wrapper)

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fuseplug.patching.counting import Calls, Counted, counted
-from fuseplug.patching.tally import Count
+from fuseplug.patching.counting import Counted, counted
 from fuseplug.plain_text import one_line
 from fuseplug.ranks import rank
 
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
     from fuseplug.applications import Applied
     from fuseplug.report import Report
+
+    from ..integrations.heads import Head
 
 log = logging.getLogger("fuseplug.run")
 
@@ -38,7 +39,7 @@ class _Told:
 
     number: int | None = None
     process: int = field(default_factory=os.getpid)
-    targets: list[Counted] = field(default_factory=list)
+    targets: list[Counted | Head] = field(default_factory=list)
 
 
 class Telling:
@@ -53,13 +54,14 @@ class Telling:
         self._path = None if options.report is None else Path(options.report)
         self._told: dict[Any, _Told] = {}
 
-    def planned(self, model: nn.Module, report: Report, applied: Applied | None) -> None:
+    def planned(self, model: nn.Module, report: Report, applied: Applied | None, heads: Sequence[Head] = ()) -> None:
         """Say what was planned for a model, unless one like it was said before.
 
         Args:
             model: The model.
             report: That of the plan.
             applied: What came of it; ``None`` if nothing was changed.
+            heads: The heads that trainers put on it.
         """
         if rank() != 0:
             return
@@ -73,7 +75,7 @@ class Telling:
             if self._path is not None:
                 told.number = reports.add(self._path, {"calls": None, **report.to_dict()})
         if applied is not None:
-            self._told[what].targets += counted(applied.patches)
+            self._told[what].targets += [*counted(applied.patches), *heads]
 
     def ended(self) -> None:
         """Write the calls of the kernels into the reports of this process, and say what was too small to gain.
@@ -83,9 +85,10 @@ class Telling:
         for told in self._told.values():
             if told.process != os.getpid():
                 continue
-            if small := sum(_too_small(target.counter) for target in told.targets):
-                count = len(told.targets)
-                log.info("%d of %d fused targets had no call that is large enough to gain", small, count)
+            counts, number = [target.counter for target in told.targets], len(told.targets)
+            # Whose calls were all the original's, and for no other reason.
+            if small := sum(bool(c.original) and not c.fused and not c.reasons for c in counts):
+                log.info("%d of %d fused targets had no call that is large enough to gain", small, number)
             if self._path is not None and told.number is not None:
                 try:
                     reports.complete(self._path, told.number, calls=_added(told.targets))
@@ -110,21 +113,12 @@ def rows(report: Report) -> Sequence[str]:
     return [f"{e.paths[0] or '(the model)'} {e.target}: {e.kernel_id}, {e.variant}" for e in report.fused]
 
 
-def _too_small(count: Count) -> bool:
-    """Whether all calls of *count* were the original's, and for no other reason."""
-    return bool(count.original) and not count.fused and not count.reasons
-
-
-def _added(targets: Sequence[Counted]) -> list[dict[str, Any]]:
+def _added(targets: Sequence[Counted | Head]) -> list[dict[str, Any]]:
     """The calls of models that are alike, by target, as plain data."""
-    by_target: dict[tuple[Any, ...], dict[str, Any]] = {}
+    by_target: dict[str, dict[str, Any]] = {}
     for calls in (target.calls() for target in targets):
-        where = (calls.paths, calls.target, calls.kernel_id)
-        row = by_target.setdefault(where, {**_plain(calls), "fused": 0, "original": 0})
+        where = {"paths": list(calls.paths), "target": str(calls.target), "kernel": calls.kernel_id}
+        row = by_target.setdefault(str(where), {**where, "fused": 0, "original": 0})
         row["fused"] += calls.fused
         row["original"] += calls.original
     return [*by_target.values()]
-
-
-def _plain(calls: Calls) -> dict[str, Any]:
-    return {"paths": list(calls.paths), "target": str(calls.target), "kernel": calls.kernel_id}

@@ -91,7 +91,8 @@ def kernel_mapping(model: nn.Module, **options: Unpack[AllOptions]) -> KernelMap
             "version of `kernels` that it accepts is installed; without, use manager.apply_all(model)",
             found=model,
         )
-    mapping, planned, devices = KernelMapping(plan.report), _planned(plan), _devices(plan)
+    mapping, planned = KernelMapping(plan.report), _planned(plan)
+    devices = {path: entry.device_type for entry in plan.report.fused for path in entry.paths}
     named = {path for layer in layers.values() for path in layer.modules}
     for name, layer in layers.items():
         if why := _left_out(layer, planned, devices, plan, named):
@@ -123,10 +124,6 @@ def _planned(plan: Plan) -> dict[int, Forward]:
     }
 
 
-def _devices(plan: Plan) -> dict[str, str]:
-    return {path: entry.device_type for entry in plan.report.fused for path in entry.paths}
-
-
 def _left_out(
     layer: _Layer, planned: Mapping[int, Forward], devices: Mapping[str, str], plan: Plan, named: Collection[str]
 ) -> str:
@@ -140,7 +137,8 @@ def _left_out(
             return f"{where} needs another replacement than others of its class, which only apply_all makes"
     if len({devices[path] for path in layer.modules}) > 1:
         return "its modules are on devices of several types"
-    if len({_kinds(cls.forward) for cls in layer.forwards}) > 1:
+    signatures = [inspect.signature(cls.forward).parameters.values() for cls in layer.forwards]
+    if len({tuple(parameter.kind for parameter in parameters) for parameters in signatures}) > 1:
         names = ", ".join(sorted(cls.__name__ for cls in layer.forwards))
         return f"the forwards of its classes take different arguments: {names}"
     return ""
@@ -159,10 +157,6 @@ def _why(plan: Plan, path: str, named: Collection[str]) -> str:
     if above in named:
         return whole_of
     return f"{whole_of}: apply_all after use_kernels puts that on, or the mapping, once the class has a layer name"
-
-
-def _kinds(forward: Forward) -> tuple[Any, ...]:
-    return tuple(parameter.kind for parameter in inspect.signature(forward).parameters.values())
 
 
 def _layer_class(name: str, forwards: Mapping[type[nn.Module], Forward]) -> type[nn.Module]:

@@ -11,6 +11,8 @@ from transformers import TrainerCallback
 
 import fuseplug
 
+from .heads import Head, serve
+
 if TYPE_CHECKING:
     from torch import nn
     from transformers import TrainerState, TrainingArguments
@@ -31,8 +33,14 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
     fused when training begins. What is fused stays so for evaluation and generation; saved files are those of the
     unfused model.
 
+    A head that a trainer put on the model, as TRL's do, is served when training begins, as
+    `fuseplug_tools.integrations.heads.serve` has it.
+
     Everything is said to ``logging.getLogger("fuseplug")``, by the first process: the first line of the report (level
     ``INFO``), and a warning if nothing was fused, or of what `Applied.check_in_use` found.
+
+    Attributes:
+        heads: The heads that trainers put on the model, with the calls of each.
 
     Args:
         steps: After how many steps of training to look whether the kernels are in use.
@@ -49,6 +57,7 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
         self._manager = manager
         self._options = options
         self._applied: MutableMapping[nn.Module, Applied] = WeakIdKeyDictionary()
+        self.heads: list[Head] = []
 
     def applied_to(self, model: nn.Module) -> Applied | None:
         """The handle on what this callback fused in *model*, which may be wrapped by now; ``None`` if nothing."""
@@ -68,6 +77,7 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
         applied = self.applied_to(model)
         if applied is None or any(entry.check == "pending" for entry in applied.report.fused):
             self._fuse(model, args, state)
+        self.heads = serve(model, self._manager or fuseplug.manager, **self._options)
 
     def on_step_end(self, *_: Any, model: nn.Module, **__: Any) -> None:
         """Look whether the kernels are in use."""
@@ -81,6 +91,8 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
             return
         applied.check_in_use(1)
         if self._undo:
+            for head in self.heads:
+                head.undo()
             applied.undo()
             for module in model.modules():
                 self._applied.pop(module, None)
@@ -107,4 +119,4 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
 
     def __getstate__(self) -> dict[str, Any]:
         """What a search for hyperparameters sends to another process, where no model was fused yet."""
-        return {**self.__dict__, "_applied": WeakIdKeyDictionary()}
+        return {**self.__dict__, "_applied": WeakIdKeyDictionary(), "heads": []}

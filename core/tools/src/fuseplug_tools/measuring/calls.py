@@ -96,7 +96,9 @@ def recorded(
         def record(*args: Any, **kwargs: Any) -> Any:
             if kind in calls:
                 return original(*args, **kwargs)
-            call, start = RecordedCall(args, kwargs).with_each(_cut_off), time.perf_counter()
+            # Without what its tensors were computed from.
+            call = RecordedCall(args, kwargs).with_each(lambda x: x.detach().requires_grad_(x.requires_grad))
+            start = time.perf_counter()
             result = original(*args, **kwargs)
             calls[kind] = call._replace(seconds=time.perf_counter() - start)
             return result
@@ -115,11 +117,6 @@ def recorded(
         bind(module, method, cast("types.FunctionType", listeners.get(None) or rebound(original, functions)))
     run(listening)
     return calls
-
-
-def _cut_off(tensor: Tensor) -> Tensor:
-    """*tensor* without what it was computed from."""
-    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def original_of(replacement: Function) -> Function:

@@ -102,6 +102,14 @@ class LazyLogits(LazyRows):
             return NotImplemented
         return values.unsqueeze(-1) if arguments.get("keepdim") else values
 
+    def _argmax(self, _function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The likeliest word of each row, as trainers compare it with the label."""
+        arguments = bound(args, kwargs, "dim", "keepdim")
+        if arguments is None or not are_words(arguments.get("dim"), self):
+            return NotImplemented
+        largest = self.facts["logits"].largest()
+        return largest.unsqueeze(-1) if arguments.get("keepdim") else largest
+
     def _loss(self, _function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return self._cross_entropy(self.facts["logits"], *args[1:], **kwargs)
 
@@ -137,6 +145,7 @@ _REDUCING: dict[Any, Callable[..., Any]] = {
     functional.cross_entropy: LazyLogits._loss,
     **dict.fromkeys(LOG_SOFTMAX, LazyLogProbs.of),
     **dict.fromkeys(GATHER, LazyLogits._gather),
+    **dict.fromkeys((Tensor.argmax, torch.argmax), LazyLogits._argmax),
     Tensor.logsumexp: LazyLogits._logsumexp,
     torch.logsumexp: LazyLogits._logsumexp,
 }

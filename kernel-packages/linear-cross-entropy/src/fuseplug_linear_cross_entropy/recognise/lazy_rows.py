@@ -14,10 +14,13 @@ from torch import Tensor
 from fuseplug import Compute
 from fuseplug_linear_cross_entropy.lazy_tensor import LazyTensor
 
-from ..reference import FLOAT, Reduction, Step
+from ..reference import FLOAT, Reduction, Step, logits_of
 
 NOTHING_IGNORED = torch.iinfo(torch.int64).min
 """The label to be ignored, where none is."""
+
+_FEW = 1 << 24
+"""Logits that are in memory at a time."""
 
 
 @dataclass
@@ -109,6 +112,16 @@ class Logits:
         loss, logsumexp = cast("tuple[Tensor, Tensor]", (results.loss, results.logsumexp))
         self.logsumexps.logits, self.logsumexps.values = self, logsumexp.flatten()
         return logsumexp - loss
+
+    def largest(self) -> Tensor:
+        """Which logit of each row is the largest, the first of several, int64, of the shape of `rows`.
+
+        Computed for few rows at a time, whose logits are then dropped.
+        """
+        rows, few = self.of_rows.reshape(-1, self.hidden.shape[-1]), max(1, _FEW // len(self.weight))
+        with torch.no_grad(), torch.autocast(self.hidden.device.type, enabled=False):
+            parts = [logits_of(part, self.weight, self.bias, self.steps).argmax(-1) for part in rows.split(few)]  # type: ignore[no-untyped-call]
+        return torch.cat(parts).view(self.rows.shape)
 
     def losses(
         self,
