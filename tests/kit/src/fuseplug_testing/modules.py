@@ -110,7 +110,7 @@ def _must_be(holds: object, otherwise: str) -> None:
 def _used(case: Case, module: nn.Module, *args: Any, **kwargs: Any) -> None:
     """Fuse *module* and call it: what the kernel may keep on it is copied along."""
     case.fuse(module)
-    with neutral(case.examined.device_type, dtype=None, random_kept=True):
+    with neutral(case.examined.device_type, dtype=None, random_kept=True), torch.set_grad_enabled(case.gradients):
         _method(module, case)(*args, **kwargs)
 
 

@@ -356,6 +356,7 @@ class Case:
         patch = patch_of(
             *(place.module, place.paths[0], mark, kernel.load(), self.semantics, ran, self.subject),
             gradients=self.gradients,
+            traced=kernel.when_traced == "kernel",
             scope=scope,
             lazy=self.proposal.lazy is not None,
         )
