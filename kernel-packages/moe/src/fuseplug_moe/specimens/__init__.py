@@ -40,7 +40,6 @@ def specimens() -> list[nn.Module]:
         routed_blocks.InputScalingBlock(5, 10, 6, top_k=2),
         flat_weights.FlatExperts(4, 12, 7),
         stacked_experts.PassingExperts(4, 12, 7, passing=2),
-        listed_blocks.RoutedBlock(5, 12, 7, top_k=2, passing=3),
     ]
     for module in modules:
         with torch.no_grad():

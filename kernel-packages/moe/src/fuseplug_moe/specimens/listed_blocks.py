@@ -120,12 +120,11 @@ class ChosenFirst(nn.Module):
 class RoutedBlock(nn.Module):
     """Experts in a list behind a method that is told which to take."""
 
-    def __init__(self, num_experts: int, hidden: int, inner: int, top_k: int, passing: int = 0) -> None:
+    def __init__(self, num_experts: int, hidden: int, inner: int, top_k: int) -> None:
         super().__init__()
         self.top_k = top_k
-        self.gate = nn.Linear(hidden, num_experts + passing, bias=False)
-        experts = [Expert(hidden, inner) for _ in range(num_experts)]
-        self.experts = nn.ModuleList([*experts, *(nn.Identity() for _ in range(passing))])
+        self.gate = nn.Linear(hidden, num_experts, bias=False)
+        self.experts = nn.ModuleList(Expert(hidden, inner) for _ in range(num_experts))
 
     def moe(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         y = torch.zeros_like(hidden_states, dtype=top_k_weights.dtype)

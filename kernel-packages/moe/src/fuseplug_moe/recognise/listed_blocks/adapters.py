@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from torch.nn import functional
 from fuseplug import Adapter, Compute
 
 from ...reference import GateUpLayout
-from ..calls import is_the_originals, narrowed, passed
+from ..calls import is_the_originals, narrowed
 from ..gates import to_call
 
 Idle = Literal["zero", "none"]
@@ -31,7 +30,6 @@ class ListedExperts:
         up: The up projection.
         down: The down projection.
         activation: A key of `fuseplug_moe.reference.GATES`, or `OWN`.
-        passing: Whether those at the end of the list give back the rows they are given.
     """
 
     experts: str
@@ -39,7 +37,6 @@ class ListedExperts:
     up: str | None
     down: str
     activation: str
-    passing: bool = False
 
     @property
     def layout(self) -> GateUpLayout:
@@ -61,7 +58,6 @@ class ListedExperts:
     def matrices(self, block: nn.Module) -> dict[str, list[Tensor]]:
         """The weights of all experts, by projection: ``(inner, hidden)``, and ``(hidden, inner)`` for *down*."""
         experts: Any = [*block._modules[self.experts]._modules.values()]  # type: ignore[union-attr]
-        experts = experts[: len(experts) - passing_of(experts)] if self.passing else experts
         names = [name for name in (self.gate, self.down, self.up) if name is not None]
         return {name: [expert._modules[name]._parameters["weight"] for expert in experts] for name in names}
 
@@ -82,8 +78,7 @@ class ListedExperts:
             activation=to_call(self.activation, experts[0], self.layout),
             idle=idle,
         )
-        passing = range(len(matrices[self.down]), len(experts))
-        return result + passed(passing, *routed) if self.passing else result
+        return result
 
 
 @dataclass(frozen=True)
@@ -235,8 +230,3 @@ class BlockAdapter(Adapter):
             y = y + shared
         y = y.view(hidden_states.shape)
         return (y, logits) if self.logits else y
-
-
-def passing_of(experts: Any) -> int:
-    """How many at the end of the list *experts* give back the rows they are given."""
-    return len([*itertools.takewhile(lambda expert: type(expert) is nn.Identity, reversed(experts))])

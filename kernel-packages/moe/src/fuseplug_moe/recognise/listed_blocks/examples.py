@@ -14,7 +14,7 @@ from ..blocks import linear_of
 from ..example_rows import decided, routing
 from ..mixes import ExpertsMix
 from ..small_copies import SmallCopies
-from .adapters import BlockAdapter, ListedExperts, passing_of
+from .adapters import BlockAdapter, ListedExperts
 
 
 def example_of_seam(
@@ -39,17 +39,12 @@ def example_of_seam(
 def _small_copies(
     block: nn.Module, listed: ListedExperts, most: int, size: int, generator: torch.Generator
 ) -> tuple[SmallCopies, int, list[nn.Module]]:
-    """What makes small copies, the small hidden size, and the experts to copy.
-
-    These are at most so many, two that pass their rows among them if there are as many.
-    """
+    """What makes small copies, the small hidden size, and the experts to copy: at most so many."""
     experts: Any = block._modules[listed.experts]
     number = min(most, len(experts))
-    passing = min(passing_of(experts), 2, number - 1) if listed.passing else 0
-    few = [*experts[: number - passing], *experts[len(experts) - passing :]]
     (hidden, inner), large = listed.sizes(block), size > 1 << 12
     sizes = {hidden: 128 if large else 12, inner: 272 if large else 7, len(experts): number}
-    return SmallCopies(sizes, generator), sizes[hidden], few
+    return SmallCopies(sizes, generator), sizes[hidden], [*experts[:number]]
 
 
 def example_of_block(

@@ -19,7 +19,7 @@ from ..blocks import has_parameters, linears_of, router_of, takes, top_k_of
 from ..gates import named_or_own
 from ..mixes import mixes_of_modules
 from ..proposals import inexact
-from .adapters import BlockAdapter, Idle, ListedExperts, Routing, SeamAdapter, passing_of
+from .adapters import BlockAdapter, Idle, ListedExperts, Routing, SeamAdapter
 from .examples import example_of_block, example_of_seam
 
 
@@ -39,8 +39,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     router = None if seam is not None else router_of(module, lists, len(experts))
     if seam is None and router is None:
         return None
-    passing = passing_of(experts)
-    if why := _unfit(lists[0], experts[: len(experts) - passing], linears):
+    if why := _unfit(lists[0], experts, linears):
         return Rejection(why)
     activations = _activations(first)
     if not activations:
@@ -48,7 +47,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
             f"its experts, {type(first).__name__}, have no activation that is a child or attribute of theirs, "
             "or that their forward calls by a known name"
         )
-    listed = [ListedExperts(lists[0], *names, name, passing > 0) for names in _roles(linears) for name in activations]
+    listed = [ListedExperts(lists[0], *names, name) for names in _roles(linears) for name in activations]
     if not listed:
         return Rejection(f"the shapes of {type(first).__name__}'s projections fit no gate, up and down")
     dtype = next(iter(linears.values())).weight.dtype
