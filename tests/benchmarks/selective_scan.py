@@ -11,6 +11,7 @@ A step of decoding is timed in a module that is fused and in one that is not, so
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -56,17 +57,32 @@ def main() -> None:
         for name in times[0]:
             table.add(tokens, name, *(spread([us / 1000 for us in microseconds[name]]) for microseconds in times))
     Console(width=150).print(table.show())
-    Console(width=150).print(steps(options).show())
-
-
-def steps(options: argparse.Namespace) -> Table:
-    dtype = getattr(torch, options.dtype)
     table = Table(f"a step of {STATES} states, {options.dtype}, in µs", ("sequences x channels", "module", "step"))
-    modules = {"fused": Decoding(dtype), "transformers": Decoding(dtype)}
-    applied = manager.apply_all(modules["fused"], include=["inductor_fused_selective_scan"], every_size=True)
+    steps(table, options, "inductor_fused_selective_scan", Decoding, make_step)
+
+
+def steps(
+    table: Table,
+    options: argparse.Namespace,
+    kernel_id: str,
+    decoding: Callable[[torch.dtype], nn.Module],
+    make: Callable[..., list[Tensor]],
+) -> None:
+    """Print *table* with the times of each of the steps, in a fused module and in one that is not.
+
+    Args:
+        table: With a column for the sizes, one for the module, and one for the times.
+        options: Those of the command line.
+        kernel_id: The kernel that fuses the module.
+        decoding: Makes a module for a dtype.
+        make: Makes the arguments, the states first, of the sizes of a step and a dtype.
+    """
+    dtype = getattr(torch, options.dtype)
+    modules = {"fused": decoding(dtype), "transformers": decoding(dtype)}
+    applied = manager.apply_all(modules["fused"], include=[kernel_id], every_size=True)
     assert len(applied.report.fused) == 2, applied.report
     for step in options.steps:
-        arguments = make_step(*map(int, step.split("x")), dtype)
+        arguments = make(*map(int, step.split("x")), dtype)
         with torch.no_grad():
             copies = [[arguments[0].clone(), *arguments[1:]] for _ in modules]
             found, expected = (module(*copy).double() for module, copy in zip(modules.values(), copies, strict=True))
@@ -75,7 +91,7 @@ def steps(options: argparse.Namespace) -> Table:
             times = by_turns(contenders, max(options.repeats, 40), warm_up=options.warm_up, at_a_time=5)
         for name, microseconds in times.items():
             table.add(step, name, spread(microseconds))
-    return table
+    Console(width=150).print(table.show())
 
 
 class Decoding(nn.Module):
