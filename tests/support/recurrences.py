@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fuseplug import BaseKernel, KernelManager
 from fuseplug_verify import Tolerance
@@ -85,3 +85,10 @@ def reference_manager(op: str) -> KernelManager:
     base: type[BaseKernel] = getattr(kernels, kernels.__all__[0])
     own = {"kernel_id": f"reference_{op}", "function": f"fuseplug_{op}.reference:{op}", "check_sizes": (1 << 7,)}
     return manager_of(type("Reference", (base,), own))
+
+
+def assert_left_alone(manager: KernelManager, module: nn.Module, why: str) -> None:
+    """Nothing of *module* is fused, and the report says *why*."""
+    report = manager.plan(module).report
+    assert not report.fused, report
+    assert why in "; ".join(entry.why_not for entry in report.left_alone), report
