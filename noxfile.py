@@ -28,8 +28,8 @@ EXAMPLES = tuple(sorted(ROOT.glob("docs/examples/*/pyproject.toml")))
 TRANSFORMERS = ("5.23.0", "4.57.6")
 OPS = ("rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy")
 OF_OPS = tuple(f"tests/{op}" for op in OPS)  # they ask the backend that tests/support/backends.py chooses
-NPU_OPS = (*OPS, "gated_delta_rule")
-OF_NPU_OPS = tuple(f"tests/{op}" for op in NPU_OPS)
+NPU_OPS = (*OPS, "gated_delta_rule", "ssd")
+OF_NPU_OPS = tuple(f"tests/{op}" for op in (*NPU_OPS, "recurrences"))
 OLDEST_TORCH = re.findall(r'"torch>=([\d.]+)"', (ROOT / "core" / "pyproject.toml").read_text())[0]
 TRANSFORMERS_OF_KERNELS = "5.22.2"  # the newest that accepts the `kernels` in constraints.txt
 OTHER_TORCHES = (OLDEST_TORCH, "2.11", "2.15")

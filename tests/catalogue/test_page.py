@@ -61,4 +61,4 @@ def test_the_kernels_are_those_of_the_entry_points():
     assert found["npu_fused_rope"] == "npu"
     assert found["liger_fused_rope"] == "triton"
     assert found["inductor_fused_layernorm"] == "inductor"
-    assert len(found) == 25
+    assert len(found) == 26

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.delta_rules import BF16, DOUBLE, tensors
+from support.delta_rules import tensors
+from support.recurrences import BF16, DOUBLE
 
 from fuseplug_gated_delta_rule.reference import VARIANTS, gated_delta_rule
 
@@ -37,7 +38,7 @@ def by_the_book(q, k, v, g, beta, initial_state=None, *, normalised):
     [((2, 5, 1, 2), True, False), ((1, 1, 2, 1), False, True), ((1, 7, 1, 1), True, True)],
 )
 def test_it_is_the_formula_in_float64(variant, shape, state, normalised):
-    arguments = {n: t.double() for n, t in tensors(variant, shape=shape, state=state).items()}
+    arguments = {n: t.double() for n, t in tensors(variant, shape=shape, optional=state).items()}
     found = gated_delta_rule(**arguments, variant=variant, normalised=normalised)
     expected = by_the_book(**arguments, normalised=normalised)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -60,7 +61,7 @@ def test_half_precision_is_computed_in_float32_and_rounded_once():
 
 @pytest.mark.parametrize("state", [True, False])
 def test_no_tokens_leave_the_state(state):
-    arguments = tensors(shape=(2, 0, 2, 2), state=state)
+    arguments = tensors(shape=(2, 0, 2, 2), optional=state)
     y, after = gated_delta_rule(**arguments)
     assert y.shape == (2, 0, 4, 5)
     assert torch.equal(after, arguments.get("initial_state", torch.zeros(2, 4, 6, 5)))

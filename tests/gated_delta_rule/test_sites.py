@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.thorough import first_quick
-from torch import nn
+from support.recurrences import assert_left_alone
 
-from fuseplug_gated_delta_rule.specimens import DeltaAttention, GatedDeltaNet, chunk_gated_delta_rule
+from fuseplug_gated_delta_rule.specimens import GatedDeltaNet, chunk_gated_delta_rule
 
 HIDDEN = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0))
-
-
-def fused(report):
-    return [(entry.paths, str(entry.target), entry.variant) for entry in report.fused]
-
-
-def why_not(report):
-    return "; ".join(entry.why_not for entry in report.left_alone)
 
 
 def forgetful(query, key, value, g, beta, chunk_size=64, initial_state=None, output_final_state=False, **kwargs):
@@ -67,14 +58,7 @@ class OfTheModule(GatedDeltaNet):
     ],
 )
 def test_what_is_left_alone_is_said(manager, module, why):
-    report = manager.plan(module).report
-    assert not fused(report)
-    assert why in why_not(report)
-
-
-@pytest.mark.parametrize("module", [nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3)), nn.Conv1d(4, 4, 3)])
-def test_nothing_is_said_of_other_modules(manager, module):
-    assert not manager.plan(module).report.entries
+    assert_left_alone(manager, module, why)
 
 
 class Calling(GatedDeltaNet):
@@ -114,11 +98,3 @@ def test_calls_that_were_not_verified_are_the_originals(manager):
         with pytest.raises(ValueError, match="cannot be kept apart"):
             module(q, k, v, g, beta, cu_seqlens=torch.tensor([0, 9]))
         assert [count.fused for count in applied.calls()] == [0]
-
-
-@pytest.mark.parametrize("dtype", first_quick([torch.bfloat16, torch.float16]), ids=str)
-def test_modules_in_half_precision(manager, dtype):
-    module = DeltaAttention().to(dtype)
-    with manager.apply_all(module) as applied:
-        module(HIDDEN.to(dtype)).sum().backward()
-        assert [(count.fused, count.original) for count in applied.calls()] == [(1, 0)]

@@ -65,7 +65,7 @@ VARIANTS = {
 }
 """Of the norms, gated MLPs, rotations and convolutions of each model, all that it has.
 
-test_moe.py has experts, and test_transformers.py of gated_delta_rule and ssd delta rules and chunk scans."""
+test_moe.py has experts, and tests/recurrences/test_transformers.py delta rules and chunk scans."""
 
 ELSEWHERE = ("moe", "linear_cross_entropy", "gated_delta_rule", "ssd")
 

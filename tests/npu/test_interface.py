@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("small_checks")
 ROOT = Path(__file__).parents[2]
 
 NPU_KERNELS = [
-    f"npu_fused_{op}" for op in ("gated_delta_rule", "linear_cross_entropy", "moe", "rmsnorm", "rope", "swiglu")
+    f"npu_fused_{op}" for op in ("gated_delta_rule", "linear_cross_entropy", "moe", "rmsnorm", "rope", "ssd", "swiglu")
 ]
 
 

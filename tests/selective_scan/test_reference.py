@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from support.scans import BF16, DOUBLE, tensors
+from support.recurrences import BF16, DOUBLE
+from support.scans import tensors
 
 from fuseplug_selective_scan.reference import selective_scan
 

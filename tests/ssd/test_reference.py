@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from support.ssd import BF16, DOUBLE, tensors
+from support.recurrences import BF16, DOUBLE
+from support.ssd import tensors
 
 from fuseplug_ssd.reference import ssd
 

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.thorough import first_quick
-from torch import nn
+from support.recurrences import assert_left_alone
 
 from fuseplug_ssd.recognise.adapters import ChunkScanAdapter
 from fuseplug_ssd.specimens import Mixer, chunk_scan
 
 HIDDEN = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0))
-
-
-def fused(report):
-    return [(entry.paths, str(entry.target), entry.variant) for entry in report.fused]
-
-
-def why_not(report):
-    return "; ".join(entry.why_not for entry in report.left_alone)
 
 
 def forgetful(
@@ -97,14 +88,7 @@ class WrittenOut(Mixer):
     ],
 )
 def test_what_is_left_alone_is_said(manager, module, why):
-    report = manager.plan(module).report
-    assert not fused(report)
-    assert why in why_not(report)
-
-
-@pytest.mark.parametrize("module", [nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3)), nn.Conv1d(4, 4, 3)])
-def test_nothing_is_said_of_other_modules(manager, module):
-    assert not manager.plan(module).report.entries
+    assert_left_alone(manager, module, why)
 
 
 class Calling(Mixer):
@@ -155,20 +139,3 @@ def test_calls_that_ask_for_more_are_declined():
     arguments = arguments_of(Mixer(), HIDDEN)
     for name in ("z", "seq_idx", "cu_seqlens"):
         assert call(*arguments, **{name: torch.zeros(2, 9)}) is NotImplemented
-
-
-@pytest.mark.parametrize("dtype", first_quick([torch.bfloat16, torch.float16]), ids=str)
-def test_modules_in_half_precision(manager, dtype):
-    module = Mixer().to(dtype)
-    with manager.apply_all(module) as applied:
-        module(HIDDEN.to(dtype)).sum().backward()
-        assert [(count.fused, count.original) for count in applied.calls()] == [(1, 0)]
-
-
-def test_a_compiled_call_is_the_originals(manager):
-    module = Mixer()
-    expected = module(HIDDEN)
-    with manager.apply_all(module) as applied:
-        found = torch.compile(module, backend="eager", fullgraph=True)(HIDDEN)
-        assert [count.fused for count in applied.calls()] == [0]
-    assert torch.equal(found, expected)

@@ -1,4 +1,4 @@
-"""Inputs of gated delta rules for tests, how exact kernels are on them, and models that have them."""
+"""The rows of gated delta rules, one a variant, and models that have them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fuseplug_gated_delta_rule import reference
 from fuseplug_verify import Tolerance
 
+from .recurrences import SINGLE, Recurrence
 from .tiny import BASE, EXPERTS, HEAD
 
 TOLERANCE = Tolerance(4.0, 111.0, by_row=False)
@@ -31,8 +31,6 @@ MODELS = {
 }
 """The arguments of each config, and the variant."""
 
-BF16, HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float16, torch.float32, torch.float64
-
 
 def tensors(
     variant: str = "head",
@@ -41,11 +39,12 @@ def tensors(
     *,
     shape: tuple[int, int, int, int] = (2, 21, 2, 2),
     channels: tuple[int, int] = (6, 5),
-    state: bool = True,
+    optional: bool = True,
 ) -> dict[str, Tensor]:
     """Arguments of `gated_delta_rule` by name.
 
-    *shape* is ``(batch, tokens, key heads, heads of each)``, and *channels* are those of keys and of values.
+    *shape* is ``(batch, tokens, key heads, heads of each)``, *channels* are those of keys and of values, and *optional*
+    says whether there is a state before.
     """
     batch, tokens, key_heads, repeats = shape
     keys, values = channels
@@ -62,9 +61,28 @@ def tensors(
         "g": -normal(batch, tokens, heads, *([keys] if variant == "channel" else [])).abs().to(g),
         "beta": (2 * normal(batch, tokens, heads).sigmoid()).to(dtype),
     }
-    return arguments | ({"initial_state": normal(batch, heads, keys, values)} if state else {})
+    return arguments | ({"initial_state": normal(batch, heads, keys, values)} if optional else {})
 
 
-def both(kernel, variant: str = "head", **how):
-    """The function of the module *kernel*, and the reference."""
-    return tuple(functools.partial(m.gated_delta_rule, variant=variant, **how) for m in (kernel, reference))
+ROWS = {
+    f"gated_delta_rule-{variant}": Recurrence(
+        op="gated_delta_rule",
+        tensors=functools.partial(tensors, variant),
+        tolerance=TOLERANCE,
+        how={"variant": variant, "normalised": True},
+        others=[{"variant": variant}],
+        shapes=[{"shape": s} for s in ((2, 21, 2, 2), (1, 1, 1, 1), (2, 64, 1, 3), (1, 65, 2, 1), (3, 150, 2, 3))],
+        long={"shape": (2, 70, 2, 2)},
+        tiny={"shape": (1, 3, 1, 1), "channels": (3, 2)},
+        short=[{"shape": (1, 16, 1, 1)}],
+        step={"shape": (3, 1, 2, 2)},
+        empty=[{"shape": (2, 0, 2, 2)}, {"shape": (0, 5, 2, 2)}],
+        optional=("initial_state",),
+        two=("v", "k"),
+        wanted=[("k",), ("g", "initial_state"), ("v", "beta")],
+        decay=("g", (slice(None), slice(3, None, 9))),
+        kept=({"shape": (1, 700, 2, 2)}, [(2, 4, 6, 5)]),
+        npu=True,
+    )
+    for variant in ("head", "channel")
+}

@@ -8,7 +8,7 @@ ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4}
 INEXACT = ("linear_attn.A_log", "linear_attn.dt_bias")
 """Parameters of decays in Qwen3-Next: in the unfused model, their gradients have lost two digits in float32.
 
-tests/gated_delta_rule/test_transformers.py measures by the formula in float64 instead.
+tests/recurrences/test_transformers.py measures by the formula in float64 instead.
 """
 
 

@@ -1,19 +1,38 @@
-"""Inputs of selective scans for tests, and how exact kernels are on them."""
+"""The row of selective scans."""
 
 from __future__ import annotations
-
-import functools
 
 import torch
 from torch import Tensor
 
-from fuseplug_selective_scan import reference
 from fuseplug_verify import Tolerance
+
+from .recurrences import SINGLE, Recurrence
+from .tiny import BASE
 
 TOLERANCE = Tolerance(8.0, 25.0, by_row=False)
 """As the recogniser has it."""
 
-BF16, HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float16, torch.float32, torch.float64
+
+MODELS = {
+    "mamba": (BASE | {"state_size": 4}, 2, 1),
+    "zamba": (
+        BASE
+        | {"num_key_value_heads": 4, "mamba_d_state": 4, "mamba_dt_rank": 4, "hidden_act": "silu"}
+        | {"layers_block_type": ["hybrid", "hybrid"], "use_mamba_kernels": False},
+        2,
+        2,
+    ),
+    "jamba": (
+        BASE
+        | {"mamba_d_state": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False}
+        | {"num_experts": 1, "num_experts_per_tok": 1},
+        1,
+        1,
+    ),
+    "falcon_mamba": (BASE | {"state_size": 4}, 2, 1),
+}
+"""The arguments of each config, the number of mixers, and how many scans each makes."""
 
 
 def tensors(
@@ -51,6 +70,21 @@ def tensors(
     return arguments | (more if optional else {})
 
 
-def both(kernel, **how):
-    """The function of the module *kernel*, and the reference."""
-    return tuple(functools.partial(module.selective_scan, **how) for module in (kernel, reference))
+ROW = Recurrence(
+    op="selective_scan",
+    tensors=tensors,
+    tolerance=TOLERANCE,
+    how={"delta_softplus": True},
+    others=[{"delta_softplus": False}],
+    shapes=[{"shape": shape} for shape in ((2, 5, 21), (1, 1, 1), (2, 3, 32), (1, 7, 33), (3, 20, 70))],
+    long={"shape": (2, 5, 70)},
+    tiny={"shape": (1, 2, 3), "states": 2},
+    short=[{"shape": shape} for shape in ((1, 1, 1), (1, 3, 8), (2, 3, 40))],
+    step={"shape": (3, 7, 1)},
+    empty=[{"shape": (2, 5, 0)}, {"shape": (0, 5, 3)}],
+    optional=("D", "z", "delta_bias", "initial_state"),
+    two=("x", "C"),
+    wanted=[("B",), ("A", "D"), ("dt", "delta_bias"), ("x", "C", "z")],
+    decay=("A", (slice(None), 1)),
+    kept=({"shape": (2, 5, 70)}, [(3, 2, 3, 5)]),
+)

@@ -37,10 +37,11 @@ unfused on [the stand-in in host memory](test-without-an-npu.md): outputs and ev
   types of LLaMA-Factory are not in this column: only their number is known here.
 
 Fuseplug does not replace softmax attention. Of linear attention, as in Qwen3-Next, Qwen3.5 and Kimi-Linear, the gated
-delta rule has [a kernel for NPUs](../kernel-packages/gated-delta-rule/README.md); it is in no column yet. Convolutions,
-selective scans and chunk scans have kernels for CPUs only. A model is in this list only if transformers has its type:
-one that runs code from its own repository (`trust_remote_code`) is not. All other types are on
-[Coverage](coverage.md); for any model, with or without code of its own, ask `fuseplug plan MODEL --device npu`.
+delta rule has [a kernel for NPUs](../kernel-packages/gated-delta-rule/README.md), and so has [the chunk scan of
+Mamba-2](../kernel-packages/ssd/README.md); they are in no column yet. Convolutions and selective scans have kernels for
+CPUs only. A model is in this list only if transformers has its type: one that runs code from its own repository
+(`trust_remote_code`) is not. All other types are on [Coverage](coverage.md); for any model, with or without code of its
+own, ask `fuseplug plan MODEL --device npu`.
 
 `python -m survey.npu_page` makes this page from [coverage.json](coverage.json) and [losses.md](losses.md).
 """
@@ -61,8 +62,9 @@ _CHINESE = f"""\
 LLaMA-Factory 的类型没有逐一列出：这里只知道数量。
 
 Fuseplug 不替换 softmax 注意力。Qwen3-Next、Qwen3.5、Kimi-Linear 等模型的线性注意力中，gated delta rule \
-有 [NPU 算子](../../kernel-packages/gated-delta-rule/README.md)，表中尚未列出；\
-因果卷积、selective scan 和 Mamba-2 的 chunk scan 目前只有 CPU 算子。\
+有 [NPU 算子](../../kernel-packages/gated-delta-rule/README.md)，\
+Mamba-2 的 chunk scan 也有 [NPU 算子](../../kernel-packages/ssd/README.md)，表中均尚未列出；\
+因果卷积和 selective scan 目前只有 CPU 算子。\
 表中只有 transformers 自带的类型，不包括运行仓库内代码（`trust_remote_code`）的模型。\
 其余类型见 [Coverage](../coverage.md)。任何模型都可以用 `fuseplug plan MODEL --device npu` 查询。
 

@@ -224,7 +224,7 @@ def test_what_is_planned_for_a_device_that_is_not_here_is_counted_by_kernel():
 @pytest.mark.parametrize(
     ("kernels", "lacking"),
     [
-        ("npu", {"causal_conv1d", "selective_scan", "ssd"}),
+        ("npu", {"causal_conv1d", "selective_scan"}),
         ("triton", {"causal_conv1d", "gated_delta_rule", "selective_scan", "ssd"}),
     ],
 )

@@ -175,6 +175,7 @@ CONTESTS: Mapping[str, Sequence[Contest]] = {
         ),
         Contest(decoding.DELTA_RULE_STEP, "Gated DeltaNet, a step of heads of 128", "sequences × heads"),
         Contest(decoding.SCAN_STEP, f"Selective scan, a step of {decoding.STATES} states", "sequences × channels"),
+        Contest(decoding.CHUNK_STEP, "Chunk scan, a step of heads of 64 × 128 states", "sequences × heads"),
     ],
 }
 """By the file of docs/results that has their tables."""

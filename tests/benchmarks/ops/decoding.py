@@ -11,17 +11,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers.models.mamba.modeling_mamba import mamba_selective_scan, mamba_selective_state_update
+from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan, mamba2_selective_state_update
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
 from fuseplug import manager
 from fuseplug_gated_delta_rule import gated_delta_rule
 from fuseplug_gated_delta_rule.reference import gated_delta_rule as exact_delta_rule
 from fuseplug_selective_scan.reference import selective_scan as exact_scan
+from fuseplug_ssd.reference import ssd as exact_ssd
 
 from ..contest.aims import moving_bytes
 from ..contest.problems import EAGER, FORWARD, OURS, Contender, Function, Kind, Least, Op, Problem, normal
 
 STATES = 16
+HEAD = (64, 128)
+"""The width and the states of a head of Mamba-2's published models."""
 
 
 class Shape(NamedTuple):
@@ -29,7 +33,7 @@ class Shape(NamedTuple):
     width: int
 
 
-class Decoding(nn.Module):
+class Mamba(nn.Module):
     """What a mixer makes of one token; it looks up a scan as well, as mixers do."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -39,11 +43,23 @@ class Decoding(nn.Module):
     def forward(
         self, state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, *more: Any
     ) -> Any:
-        z, dt_bias = more
+        dt_bias, z = more
         return mamba_selective_state_update(state, x, dt, A, B, C, D, z=z, dt_bias=dt_bias, dt_softplus=True)
 
     def scan(self, *arguments: Any) -> Any:
         return mamba_selective_scan(*arguments)
+
+
+class Mamba2(Mamba):
+    """The same of Mamba-2."""
+
+    def forward(
+        self, state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor
+    ) -> Any:
+        return mamba2_selective_state_update(state, x, dt, A, B, C, D, z=None, dt_bias=dt_bias, dt_softplus=True)
+
+    def scan(self, *arguments: Any) -> Any:
+        return mamba2_chunk_scan(*arguments)
 
 
 def scan_step(shape: Shape, kind: Kind) -> Problem:
@@ -55,12 +71,33 @@ def scan_step(shape: Shape, kind: Kind) -> Problem:
     ones = torch.ones(channels, device=kind.device)
 
     def exact(state: Tensor, *arguments: Tensor) -> tuple[Tensor, ...]:
-        x, dt, A, B, C, D, z, bias = arguments
+        x, dt, A, B, C, D, bias, z = arguments
         x, dt, B, C, z = (tensor.unsqueeze(-1) for tensor in (x, dt, B, C, z))
         y, last = exact_scan(x, dt, A, B, C, D, z, bias, initial_state=state, delta_softplus=True)
         return y.squeeze(-1), last
 
-    return _step(shape, (state, x, dt, A, B, C, ones.to(kind.dtype), z, -4 * ones), exact)
+    return _step(shape, (state, x, dt, A, B, C, ones.to(kind.dtype), -4 * ones, z), exact)
+
+
+def chunk_step(shape: Shape, kind: Kind) -> Problem:
+    """Of *width* heads in one group; what is one number for a head is expanded, as mixers expand it."""
+    (count, heads), (width, states) = shape, HEAD
+    x, dt = normal(kind, count, heads, width), normal(kind, count, heads)
+    B, C = (normal(kind, count, 1, states) for _ in range(2))
+    state = torch.randn(count, heads, width, states, device=kind.device)
+    decay = -torch.arange(1.0, heads + 1, device=kind.device)
+    ones = torch.ones(heads, device=kind.device, dtype=kind.dtype)
+    each = [tensor.unsqueeze(-1).expand(*tensor.shape, width) for tensor in (dt, ones, -4 * ones)]
+
+    def exact(state: Tensor, *arguments: Tensor) -> tuple[Tensor, ...]:
+        x, dt, A, B, C, D, bias = arguments
+        x, dt, B, C = (tensor.unsqueeze(1) for tensor in (x, dt[..., 0], B, C))
+        heads = (A[:, 0, 0], B, C, D[:, 0], bias[:, 0])
+        y, last = exact_ssd(x, dt, *heads, initial_states=state, dt_softplus=True)
+        return y.squeeze(1), last
+
+    A = decay.view(heads, 1, 1).expand(heads, width, states)
+    return _step(shape, (state, x, each[0], A, B, C, *each[1:]), exact)
 
 
 def delta_rule_step(shape: Shape, kind: Kind) -> Problem:
@@ -82,11 +119,11 @@ def corrected(function: Callable[..., Any], **options: Any) -> Function:
     return lambda state, *arguments: function(*arguments, initial_state=state, **options)
 
 
-def in_module(*, fused: bool) -> Callable[[Sequence[Tensor]], Function]:
+def in_module(kind: type[Mamba], kernel_id: str = "") -> Callable[[Sequence[Tensor]], Function]:
     def make(arguments: Sequence[Tensor]) -> Function:
-        module = Decoding(arguments[1].dtype)
-        if fused:
-            applied = manager.apply_all(module, include=["inductor_fused_selective_scan"], every_size=True)
+        module = kind(arguments[1].dtype)
+        if kernel_id:
+            applied = manager.apply_all(module, include=[kernel_id], every_size=True)
             assert len(applied.report.fused) == 2, applied.report
         return lambda state, *others: (module(state, *others), state)
 
@@ -100,9 +137,16 @@ def _op(name: str, problem: Callable[[Shape, Kind], Problem], *contenders: Conte
 SCAN_STEP = _op(
     "selective_scan_step",
     scan_step,
-    Contender(OURS, in_module(fused=True), writes=True),
-    Contender(EAGER, in_module(fused=False), writes=True),
+    Contender(OURS, in_module(Mamba, "inductor_fused_selective_scan"), writes=True),
+    Contender(EAGER, in_module(Mamba), writes=True),
     shapes=[Shape(1, 8192), Shape(4, 4096), Shape(16, 1536), Shape(4, 8192), Shape(64, 1536)],
+)
+CHUNK_STEP = _op(
+    "ssd_step",
+    chunk_step,
+    Contender(OURS, in_module(Mamba2, "inductor_fused_ssd"), writes=True),
+    Contender(EAGER, in_module(Mamba2), writes=True),
+    shapes=[Shape(1, 24), Shape(1, 64), Shape(1, 128), Shape(8, 24), Shape(32, 24)],
 )
 DELTA_RULE_STEP = _op(
     "gated_delta_net_step",

@@ -73,9 +73,9 @@ REFERENCE_FUNCTIONS = (
         ("cuda",),
     ),
     ReferenceFunctions(
-        ("mamba2_chunk_scan",),
+        ("mamba2_chunk_scan", "mamba2_selective_state_update"),
         "fuseplug-ssd",
-        ("cpu",),
+        ("cpu", "npu"),
         "mamba-ssm",
         "mamba_ssm",
         ("cuda",),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fuseplug_backends.functional import by_device
 
 from . import reference
-from .kernels import InductorSSDKernel
+from .kernels import InductorSSDKernel, NpuSSDKernel
 
-KERNELS = (InductorSSDKernel,)
+KERNELS = (NpuSSDKernel, InductorSSDKernel)
 
 ssd = by_device(reference.ssd, KERNELS)

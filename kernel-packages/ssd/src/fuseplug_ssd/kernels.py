@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fuseplug import BaseKernel, Use
+from fuseplug_backends.npu import NpuKernel
 
 __all__ = ["SSDKernel"]
 
@@ -23,6 +24,13 @@ class SSDKernel(BaseKernel):
     check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, 1 << 12)
 
 
+class NpuSSDKernel(NpuKernel, SSDKernel):
+    """The recurrence of Mamba-2 in chunks, by operations of torch, for Ascend NPUs."""
+
+    kernel_id: ClassVar[str] = "npu_fused_ssd"
+    function: ClassVar[str] = "fuseplug_ssd.backends.npu:ssd"
+
+
 class InductorSSDKernel(SSDKernel):
     """The recurrence of Mamba-2 in chunks, forward and backward, by operations of PyTorch, for the CPU."""
 
@@ -31,6 +39,11 @@ class InductorSSDKernel(SSDKernel):
     device_types: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def gains_from(self, use: Use) -> int:
-        """Elements of x: always."""
-        del use
-        return 0
+        """Elements of x: always. A step of decoding has a size of its own, in elements of the state.
+
+        Below, what is around the operations takes as long as they save. In µs, the lower quartile of 40 steps in a
+        fused module and in one that is not, heads of 64 × 128 states in float32, one thread of an AMD EPYC with AVX512
+        that others used, too: 151 and 110 for two heads, 157 and 171 for 4, 179 and 292 for 8 (2¹⁶ elements), 271 and
+        735 for 24. In bfloat16 260 and 355 for 8, 431 and 5579 for 24. No published model has fewer.
+        """
+        return 1 << 16 if getattr(use.adapter, "is_step", False) else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -29,7 +30,10 @@ class Step(NamedTuple):
 
     def size(self, dt: Tensor) -> Tensor:
         """The size of the step of each of *dt*, the sums with the bias."""
-        return torch.clamp(functional.softplus(dt) if self.softplus else dt, self.least, self.largest)
+        size = functional.softplus(dt) if self.softplus else dt
+        # A softplus is never below 0.
+        limited = self.largest < math.inf or self.least > (0 if self.softplus else -math.inf)
+        return torch.clamp(size, self.least, self.largest) if limited else size
 
 
 def compute(

@@ -48,7 +48,8 @@ def chunk_scan(
     for chunk in range(written.shape[1]):
         states.append(state)
         state = state * torch.exp(sums[:, :, chunk, -1])[..., None, None] + written[:, chunk]
-    result = result + torch.einsum("bclhn,bchpn,bhcl->bclhp", C, torch.stack(states, dim=1), torch.exp(sums))
+    read = torch.einsum("bclhn,bchpn->bclhp", C, torch.stack(states, dim=1))
+    result = result + read * torch.exp(sums).permute(0, 2, 3, 1)[..., None]
     result = result.reshape(batch, -1, heads, width)[:, :tokens]
     if D is not None:
         result = result + x * D[:, None]

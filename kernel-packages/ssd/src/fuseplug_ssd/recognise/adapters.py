@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fuseplug import Adapter, Compute
 
@@ -20,6 +22,7 @@ class ChunkScanAdapter(Adapter):
     """Calls the recurrence in the place of a function that a method looks up."""
 
     variant = "mamba2"
+    is_step: ClassVar[bool] = False
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return a function with the parameters that those of models have.
@@ -63,3 +66,65 @@ class ChunkScanAdapter(Adapter):
             return (result, last) if return_final_states else result
 
         return scan
+
+
+@dataclass(frozen=True)
+class StepAdapter(Adapter):
+    """Calls the recurrence for one token in the place of a function that writes into the states, as in decoding."""
+
+    variant = "mamba2"
+    is_step: ClassVar[bool] = True
+
+    def bind(self, compute: Compute) -> Callable[..., Any]:
+        """Return a function with the parameters that those of models have.
+
+        Its *state* is ``(batch, heads, width, states)``; *hidden_states*, *dt* and *z* are ``(batch, heads, width)``, A
+        is ``(heads, width, states)``, and D and *dt_bias* are ``(heads, width)``. B and C are those of
+        `fuseplug_ssd.reference.ssd`, without the dimension of the tokens. The state is written into as the last thing,
+        when nothing can raise any more. A call is the original's if it is compiled, or if dt, A, D or *dt_bias* differs
+        within a head.
+        """
+
+        def step(
+            state: Tensor,
+            hidden_states: Tensor,
+            dt: Tensor,
+            A: Tensor,
+            B: Tensor,
+            C: Tensor,
+            D: Tensor | None = None,
+            dt_bias: Tensor | None = None,
+            dt_softplus: bool = False,
+            z: Tensor | None = None,
+            **kwargs: Any,
+        ) -> Any:
+            del kwargs
+            if torch.compiler.is_compiling() or not (z is None or z.shape == hidden_states.shape):
+                return NotImplemented
+            of_heads = [_of_heads(tensor, rank) for tensor, rank in ((dt, 2), (A, 1), (D, 1), (dt_bias, 1))]
+            if any(tensor is NotImplemented for tensor in of_heads):
+                return NotImplemented
+            dt, A, D, dt_bias = of_heads
+            x, dt, B, C = (tensor.unsqueeze(1) for tensor in (hidden_states, dt, B, C))
+            limit = (-math.inf, math.inf)
+            y, last = compute(x, dt, A, B, C, D, dt_bias, state, dt_softplus=dt_softplus, dt_limit=limit)
+            y = y.squeeze(1)
+            result = (y if z is None else y * functional.silu(z.to(y.dtype))).to(hidden_states.dtype)
+            state.copy_(last)
+            return result
+
+        return step
+
+
+def _of_heads(tensor: Tensor | None, rank: int) -> Any:
+    """The first *rank* dimensions of *tensor*, if it is the same along the others; else ``NotImplemented``.
+
+    Models expand it to there, so that nothing need be compared.
+    """
+    if tensor is None:
+        return None
+    first = tensor
+    while first.dim() > rank:
+        first = first.select(-1, 0)
+    expanded = first.view(*first.shape, *[1] * (tensor.dim() - rank)).expand_as(tensor)
+    return first if tensor.stride() == expanded.stride() or torch.equal(tensor, expanded) else NotImplemented

@@ -14,7 +14,7 @@ from fuseplug import Example, Proposal, Rejection, Site, Target
 from fuseplug_backends.dtypes import MODEL_DTYPES
 from fuseplug_backends.looked_up import looked_up, positional_parameters
 
-from .adapters import ChunkScanAdapter
+from .adapters import ChunkScanAdapter, StepAdapter
 
 _PARAMETERS = (
     *("A", "B", "C", "chunk_size", "D", "dt_bias", "initial_states"),
@@ -22,9 +22,13 @@ _PARAMETERS = (
 )
 """What follows x and dt in the signature of such a function."""
 
+_STEP_PARAMETERS = ("A", "B", "C", "D", "dt_bias", "dt_softplus", "z")
+"""What follows the states, x and dt in the signature of a function for one token, which writes into the states."""
+
 _ROUNDINGS = 8.0
 """The sum of dt and its bias, and the softplus of that; both go into the decay and into what is written. The gradient
-goes the same way back."""
+goes the same way back. A step of decoding has no gradient; it rounds what is written twice more, the states that are
+read, what is read, and its skip and gate twice each."""
 
 _WORKING_ROUNDINGS = 16.0 + 3 * 4.0
 """Sixteen for the arithmetic. A result is a sum over the tokens before it, its gradient goes the same way back, and the
@@ -55,8 +59,19 @@ class ScanMix(NamedTuple):
     chunk_size: int = _CHUNK
 
 
+class StepMix(NamedTuple):
+    """One combination to check, for one token: the dtypes of x, dt, B, C and z, and of D and dt_bias; without *z*."""
+
+    x: torch.dtype
+    D: torch.dtype
+    gated: bool = False
+
+
 def match(site: Site) -> list[Proposal] | Rejection | None:
-    """Propose a chunk scan for each function of such a signature that a method looks up."""
+    """Propose a chunk scan for each function of such a signature that a method looks up.
+
+    Functions for one token are those of a module that also looks up a chunk scan: Mamba's have the same signature.
+    """
     module = site.module
     if next(module.children(), None) is None:
         return None
@@ -67,7 +82,8 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     # What it calls the function with, if these are its attributes.
     chunk_size, dt_limit = (getattr(module, name, None) for name in ("chunk_size", "time_step_limit"))
     example = functools.partial(_example, (0.0, float("inf")) if dt_limit is None else dt_limit)
-    return [_proposal(dtype, chunk_size or _CHUNK, target, example) for target in targets]
+    whole = [_proposal(dtype, chunk_size or _CHUNK, target, example) for target in targets]
+    return whole + [_step_proposal(dtype, target) for target, _ in looked_up(type(module), steps)]
 
 
 def _written_out(module: torch.nn.Module) -> Rejection | None:
@@ -84,6 +100,11 @@ def _written_out(module: torch.nn.Module) -> Rejection | None:
 def chunk_scans(value: object) -> bool:
     """Whether *value* has the signature of such a function."""
     return isinstance(value, types.FunctionType) and positional_parameters(value)[2:] == _PARAMETERS
+
+
+def steps(value: object) -> bool:
+    """Whether *value* has the signature of such a function for one token."""
+    return isinstance(value, types.FunctionType) and positional_parameters(value)[3:10] == _STEP_PARAMETERS
 
 
 def _proposal(own_dtype: torch.dtype, chunk_size: int, target: Target, example: Callable[..., Example]) -> Proposal:
@@ -105,38 +126,83 @@ def _proposal(own_dtype: torch.dtype, chunk_size: int, target: Target, example: 
     )
 
 
+def _step_proposal(own_dtype: torch.dtype, target: Target) -> Proposal:
+    pairs = [(dtype, dtype) for dtype in MODEL_DTYPES] + [(dtype, torch.float32) for dtype in MODEL_DTYPES[:2]]
+    pairs.sort(key=lambda pair: pair != (own_dtype, own_dtype))
+    mixes = [StepMix(*pair, gated) for pair in pairs for gated in (False, True)]
+    return Proposal(
+        target=target,
+        adapters=(StepAdapter(),),
+        example=_step_example,
+        mixes=mixes,
+        likely=[mix for mix in mixes[1:] if mix.x in (own_dtype, torch.bfloat16) and mix.D is own_dtype],
+        roundings=_ROUNDINGS,
+        working_roundings=_WORKING_ROUNDINGS,
+        exact=False,
+    )
+
+
 def _example(dt_limit: Any, mix: ScanMix, size: int, generator: torch.Generator) -> Example:
-    """A call as mixers make it, of more than a chunk: shapes are those of `fuseplug_ssd.reference.ssd`.
-
-    Heads lie side by side with what B and C are made of. Steps times A are between a hundredth and some ten: some heads
-    forget slowly, so that the gradients of A, each a sum over all tokens, do not all cancel.
-    """
-    groups, per_group, width, states = (2, 3, 3, 4) if size < _LARGE else (2, 4, 4, 8)
-    heads = groups * per_group
+    """A call as mixers make it, of more than a chunk: shapes are those of `fuseplug_ssd.reference.ssd`."""
     tokens = 10 + (mix.chunk_size if size < _LARGE else max(mix.chunk_size, 138))
-    batch = max(2, size // (tokens * heads * width))
-
-    def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
-
-    mixed = normal(batch, tokens, heads * width + 2 * groups * states, dtype=mix.x)
-    x, B, C = torch.split(mixed, [heads * width, groups * states, groups * states], -1)
-    dt = normal(batch, tokens, heads)
-    rest: dict[str, Any] = {"D": normal(heads, dtype=mix.D), "dt_bias": normal(heads, dtype=mix.D)}
+    groups, per_group, width, states = sizes = _sizes(size)
+    batch = max(2, size // (tokens * groups * per_group * width))
+    x, dt, A, B, C, D, dt_bias = _inputs(mix.x, mix.D, (batch, tokens), sizes, generator)
+    rest = {"D": D, "dt_bias": dt_bias}
     return Example(
-        [
-            x.view(batch, tokens, heads, width),
-            (dt.abs() / 2 if mix.bare else dt).to(mix.x),
-            -(torch.linspace(-2, 2, heads, device="cpu") + normal(heads) / 4).exp(),
-            B.view(batch, tokens, groups, states),
-            C.view(batch, tokens, groups, states),
-        ],
+        [x, dt.abs() / 2 if mix.bare else dt, A, B, C],
         kwargs={
             "chunk_size": mix.chunk_size,
             **(dict.fromkeys(rest) if mix.bare else rest),
-            "initial_states": normal(batch, heads, width, states) if mix.continued else None,
+            "initial_states": _normal(generator, batch, len(D), width, states) if mix.continued else None,
             "dt_softplus": not mix.bare,
             "dt_limit": (0.125, 0.625) if mix.bare else dt_limit,
             "return_final_states": mix.continued,
         },
     )
+
+
+def _step_example(mix: StepMix, size: int, generator: torch.Generator) -> Example:
+    """A call as mixers make it in decoding: what is one number for a head is expanded."""
+    groups, per_group, width, states = sizes = _sizes(size)
+    shape = (max(5, size // (groups * per_group * width * states)), groups * per_group, width)
+    x, dt, A, B, C, D, dt_bias = _inputs(mix.x, mix.D, (shape[0], 1), sizes, generator)
+    x, dt, B, C = (tensor.squeeze(1) for tensor in (x, dt, B, C))
+    state, z = _normal(generator, *shape, states), _normal(generator, *shape).to(mix.x)
+    dt, D, dt_bias = (tensor.unsqueeze(-1).expand(*tensor.shape, width) for tensor in (dt, D, dt_bias))
+    return Example(
+        [state, x, dt, A.view(-1, 1, 1).expand(*shape[1:], states), B, C, D],
+        kwargs={"z": z if mix.gated else None, "dt_bias": dt_bias, "dt_softplus": True},
+    )
+
+
+def _sizes(size: int) -> tuple[int, int, int, int]:
+    """Groups, heads of each, width and states of an example of *size*."""
+    return (2, 3, 3, 4) if size < _LARGE else (2, 4, 4, 8)
+
+
+def _inputs(
+    dtype: torch.dtype,
+    of_D: torch.dtype,
+    shape: tuple[int, int],
+    sizes: tuple[int, int, int, int],
+    generator: torch.Generator,
+) -> list[Tensor]:
+    """x, dt, A, B, C, D and dt_bias for ``(batch, tokens)``.
+
+    Heads lie side by side with what B and C are made of. Steps times A are between a hundredth and some ten: some heads
+    forget slowly, so that the gradients of A, each a sum over all tokens, do not all cancel.
+    """
+    groups, per_group, width, states = sizes
+    heads = groups * per_group
+    mixed = _normal(generator, *shape, heads * width + 2 * groups * states).to(dtype)
+    x, B, C = torch.split(mixed, [heads * width, groups * states, groups * states], -1)
+    dt = _normal(generator, *shape, heads).to(dtype)
+    D, dt_bias = (_normal(generator, heads).to(of_D) for _ in range(2))
+    A = -(torch.linspace(-2, 2, heads, device="cpu") + _normal(generator, heads) / 4).exp()
+    B, C = (tensor.view(*shape, groups, states) for tensor in (B, C))
+    return [x.view(*shape, heads, width), dt, A, B, C, D, dt_bias]
+
+
+def _normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")

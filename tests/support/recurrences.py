@@ -1,0 +1,94 @@
+"""The recurrences of linear attention and state spaces, as the tests in tests/recurrences ask for them: a row each."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fuseplug import BaseKernel, KernelManager
+from fuseplug_verify import Tolerance
+
+from . import backends
+from .managers import manager_of
+
+BF16, HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float16, torch.float32, torch.float64
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """One recurrence. What is a mapping are arguments by name: of its function, or of *tensors*.
+
+    Attributes:
+        op: Its name, which is also that of its function.
+        tensors: Makes the function's arguments, of a dtype and that of what does not depend on the token.
+        tolerance: As the recogniser has it.
+        how: What else the function is called with.
+        others: The same, otherwise.
+        shapes: Less than a chunk, one token, one chunk, one and a token, several.
+        long: More than a chunk, for few channels.
+        tiny: For derivatives by differences.
+        short: One chunk, one part, one token: where something may be no copy.
+        step: One token.
+        empty: No tokens, and no sequences.
+        optional: Arguments that may be missing.
+        two: Two arguments that every token has.
+        wanted: Some of which gradients are wanted.
+        decay: The argument that has the decays, and some of its elements.
+        kept: Arguments of *tensors*, and the shapes of what is kept for the backward besides the arguments.
+        npu: Whether it has a kernel for NPUs.
+    """
+
+    op: str
+    tensors: Callable[..., dict[str, Tensor]]
+    tolerance: Tolerance
+    how: Mapping[str, Any]
+    others: Sequence[Mapping[str, Any]]
+    shapes: Sequence[Mapping[str, Any]]
+    long: Mapping[str, Any]
+    tiny: Mapping[str, Any]
+    short: Sequence[Mapping[str, Any]]
+    step: Mapping[str, Any]
+    empty: Sequence[Mapping[str, Any]]
+    optional: Sequence[str]
+    two: tuple[str, str]
+    wanted: Sequence[tuple[str, ...]]
+    decay: tuple[str, Any]
+    kept: tuple[Mapping[str, Any], Sequence[tuple[int, ...]]]
+    npu: bool = field(default=False, kw_only=True)
+
+    def both(self, kernel: ModuleType, **how: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The function of the module *kernel*, and the reference, called *how*, or as usual."""
+        reference = importlib.import_module(f"fuseplug_{self.op}.reference")
+        ours, theirs = (functools.partial(getattr(m, self.op), **how or self.how) for m in (kernel, reference))
+        return ours, theirs
+
+
+def rows() -> dict[str, Recurrence]:
+    """Those that the chosen backend computes, by name."""
+    from . import delta_rules, scans, ssd
+
+    every = {"selective_scan": scans.ROW, "ssd": ssd.ROW, **delta_rules.ROWS}
+    has = {"inductor": every, "npu": {name: row for name, row in every.items() if row.npu}}
+    return has.get(backends.NAME, {})
+
+
+def reference_manager(op: str) -> KernelManager:
+    """One with a kernel whose function is the reference, to test what is found without computing in chunks."""
+    kernels = importlib.import_module(f"fuseplug_{op}.kernels")
+    base: type[BaseKernel] = getattr(kernels, kernels.__all__[0])
+    own = {"kernel_id": f"reference_{op}", "function": f"fuseplug_{op}.reference:{op}", "check_sizes": (1 << 7,)}
+    return manager_of(type("Reference", (base,), own))
+
+
+def assert_left_alone(manager: KernelManager, module: nn.Module, why: str) -> None:
+    """Nothing of *module* is fused, and the report says *why*."""
+    report = manager.plan(module).report
+    assert not report.fused, report
+    assert why in "; ".join(entry.why_not for entry in report.left_alone), report
