@@ -41,7 +41,7 @@ TORCH_PRIVATE = (
 
 # Lowest first; names on one line do not import each other.
 LAYERS = (
-    {"errors", "attributes", "tables", "lazy", "plain_text", "torch_private", "ranks"},
+    {"errors", "attributes", "by_identity", "tables", "lazy", "plain_text", "torch_private", "ranks"},
     {"configuration", "fallback", "process_lock"},
     {"kept"},
     {"contract"},

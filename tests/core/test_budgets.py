@@ -21,9 +21,9 @@ SLACK = 0.02
 """By how much a budget may lie above what is measured, so that a line less does not fail."""
 
 LINES = {
-    "core/src": 4683,
+    "core/src": 4708,
     "core/verify/src": 3866,
-    "core/tools/src": 3006,
+    "core/tools/src": 3004,
     "kernel-packages/backends/src": 1498,
     "kernel-packages/causal-conv1d/src": 382,
     "kernel-packages/gated-delta-rule/src": 708,

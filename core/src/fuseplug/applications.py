@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary
 
+from .by_identity import ByIdentity
 from .errors import PlanError, UndoError
 from .patching import Change, InUse, Patch, describe, mark_of, patches_on, put_on, strip, take_off
 from .patching.counting import Calls, Trial, counted, tried
@@ -37,8 +37,7 @@ class Applications:
     """The applications to each model, in their order. No model is kept alive by them."""
 
     def __init__(self) -> None:
-        # By identity: a module may define __eq__, or have no __hash__.
-        self._of: MutableMapping[nn.Module, list[Application]] = WeakIdKeyDictionary()
+        self._of: ByIdentity[nn.Module, list[Application]] = ByIdentity()
 
     def apply(self, model: nn.Module, plan: Plan) -> Applied:
         """Put what *plan* has decided on *model*."""
@@ -75,7 +74,7 @@ class Applications:
         Raises:
             UndoError: If somebody else has replaced a replacement since. All others have been taken off.
         """
-        applications = self._of.pop(model, [])
+        applications = self._of.pop(model) or []
         left = take_off([change for application in applications for change in application.changes])
         if left:
             self._of[model] = [replace(applications[-1], changes=left)]

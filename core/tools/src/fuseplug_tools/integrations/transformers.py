@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.weak import WeakIdKeyDictionary
 from transformers import TrainerCallback
 
 import fuseplug
+from fuseplug.by_identity import ByIdentity
 
 from .heads import Head, serve
 
@@ -56,7 +55,7 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
         self._undo = undo
         self._manager = manager
         self._options = options
-        self._applied: MutableMapping[nn.Module, Applied] = WeakIdKeyDictionary()
+        self._applied: ByIdentity[nn.Module, Applied] = ByIdentity()
         self.heads: list[Head] = []
 
     def applied_to(self, model: nn.Module) -> Applied | None:
@@ -95,7 +94,7 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
                 head.undo()
             applied.undo()
             for module in model.modules():
-                self._applied.pop(module, None)
+                self._applied.pop(module)
 
     def _fuse(self, model: nn.Module, args: TrainingArguments, state: TrainerState) -> None:
         manager = self._manager or fuseplug.manager
@@ -119,4 +118,4 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
 
     def __getstate__(self) -> dict[str, Any]:
         """What a search for hyperparameters sends to another process, where no model was fused yet."""
-        return {**self.__dict__, "_applied": WeakIdKeyDictionary(), "heads": []}
+        return {**self.__dict__, "_applied": ByIdentity(), "heads": []}
