@@ -23,7 +23,7 @@ SLACK = 0.02
 LINES = {
     "core/src": 4708,
     "core/verify/src": 3866,
-    "core/tools/src": 3004,
+    "core/tools/src": 3005,
     "kernel-packages/backends/src": 1498,
     "kernel-packages/causal-conv1d/src": 382,
     "kernel-packages/gated-delta-rule/src": 708,
