@@ -8,9 +8,6 @@ from torch import Tensor
 from .problems import Problem, both
 from .turns import Entry
 
-ROUNDINGS = 6
-"""To bfloat16, that a right implementation may accumulate: the most that one of our own kernels asks for."""
-
 _CHUNK = 1 << 26
 """Elements that are compared at once: float64 copies of a whole tensor would take more memory than the op."""
 
@@ -18,8 +15,8 @@ _CHUNK = 1 << 26
 class Gate:
     """The truth about a problem.
 
-    Right is what is as near to the truth as twice the error of *eager*, or as `ROUNDINGS` of the largest magnitude in
-    its row or tensor; and what leaves the arguments as they were, unless it was given its own.
+    Right is what is as near to the truth as twice the error of *eager*, or as `Problem.roundings` of the largest
+    magnitude in its row or tensor; and what leaves the arguments as they were, unless it was given its own.
     """
 
     def __init__(self, problem: Problem, eager: Entry) -> None:
@@ -36,7 +33,7 @@ class Gate:
         for name, ours, theirs, true in zip(names, found, self._eager, self._truth, strict=True):
             if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
                 return f"{name} is {ours.dtype} {[*ours.shape]} instead of {theirs.dtype} {[*theirs.shape]}"
-            if why := _excess(ours, theirs, true, by_row=self._problem.by_row):
+            if why := _excess(ours, theirs, true, self._problem):
                 return f"{name} is {why}"
         if not all(map(torch.equal, (*self._problem.arguments, *self._problem.upstream), self._before)):
             return "its arguments are overwritten"
@@ -48,13 +45,13 @@ def _names(problem: Problem, count: int) -> list[str]:
     return [*(f"result {i}" for i in range(count - len(gradients))), *gradients]
 
 
-def _excess(found: Tensor, eager: Tensor, true: Tensor, *, by_row: bool) -> str:
-    width = found.shape[-1] if found.dim() > 1 and by_row else found.numel()
+def _excess(found: Tensor, eager: Tensor, true: Tensor, problem: Problem) -> str:
+    width = found.shape[-1] if found.dim() > 1 and problem.by_row else found.numel()
     rows = max(1, _CHUNK // width)
     chunks = (tensor.reshape(-1, width).split(rows) for tensor in (found, eager, true))
     for ours, theirs, exact in zip(*chunks, strict=True):
         magnitude = exact.abs().amax(-1, keepdim=True)
-        allowed = ROUNDINGS * torch.finfo(found.dtype).eps * magnitude
+        allowed = problem.roundings * torch.finfo(found.dtype).eps * magnitude
         allowed = torch.maximum(allowed, 2 * (theirs.to(exact.dtype) - exact).abs().amax(-1, keepdim=True))
         error = (ours.to(exact.dtype) - exact).abs().nan_to_num(nan=float("inf"))
         over = error - allowed

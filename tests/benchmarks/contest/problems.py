@@ -14,6 +14,9 @@ WORKS = (FORWARD, BACKWARD, BOTH)
 
 OURS, LIGER, EAGER, COMPILED = "fuseplug", "Liger-Kernel", "eager", "torch.compile"
 
+ROUNDINGS = 6
+"""The most that one of our own kernels asks for, in one row."""
+
 Function = Callable[..., Any]
 """Takes the arguments of a problem; gives a tensor or a tuple of them."""
 
@@ -45,6 +48,7 @@ class Problem:
         wide: The dtype in which *exact* is the truth.
         by_row: Whether each row is judged by its own magnitude, or all by that of the tensor: where results are sums of
             parts, the parts of a row may all but cancel.
+        roundings: To the dtype of a result, that a right implementation may accumulate.
     """
 
     shape: str
@@ -54,6 +58,7 @@ class Problem:
     least: Mapping[str, Least]
     wide: torch.dtype = torch.float64
     by_row: bool = True
+    roundings: int = ROUNDINGS
 
     def widened(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Arguments and upstream gradients in the dtype of the truth."""

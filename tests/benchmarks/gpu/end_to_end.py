@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..contest.aims import LAYERS
-from ..contest.gates import ROUNDINGS
-from ..contest.problems import Kind, LeftOut, normal
+from ..contest.problems import ROUNDINGS, Kind, LeftOut, normal
 from ..contest.race import Clock, Out, Result, results, why_not
 from ..contest.turns import Turn
 from .budget import Budget

@@ -22,6 +22,7 @@ from fuseplug_ssd.reference import ssd as exact_ssd
 
 from ..contest.aims import moving_bytes
 from ..contest.problems import EAGER, FORWARD, OURS, Contender, Function, Kind, Least, Op, Problem, normal
+from .linear_attention import SUMS
 
 STATES = 16
 HEAD = (64, 128)
@@ -111,7 +112,15 @@ def delta_rule_step(shape: Shape, kind: Kind) -> Problem:
 
 def _step(shape: Shape, arguments: tuple[Tensor, ...], exact: Function) -> Problem:
     moved = 2 * arguments[0].nbytes + sum(tensor.nbytes for tensor in arguments[1:])
-    return Problem(f"{shape.sequences} × {shape.width}", arguments, (), exact, {FORWARD: Least(moved)}, by_row=False)
+    return Problem(
+        f"{shape.sequences} × {shape.width}",
+        arguments,
+        (),
+        exact,
+        {FORWARD: Least(moved)},
+        by_row=False,
+        roundings=SUMS,
+    )
 
 
 def corrected(function: Callable[..., Any], **options: Any) -> Function:

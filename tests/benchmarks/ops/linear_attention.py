@@ -44,6 +44,9 @@ from ..contest.problems import (
 FEW = 128
 """Tokens at which results and gradients are judged: the formulas go token by token, and keep what they need of each."""
 
+SUMS = 64
+"""Roundings: the gradient of a decay is a sum over all tokens and channels."""
+
 
 class Shape(NamedTuple):
     tokens: int
@@ -73,7 +76,7 @@ class Recurrence:
         upstream = normal(kind, *arguments[self.like].shape)
         moved = sum(tensor.nbytes for tensor in (*arguments, upstream))
         least = {FORWARD: Least(moved), BACKWARD: Least(2 * moved), BOTH: Least(3 * moved)}
-        return Problem(str(shape.tokens), arguments, (upstream,), self.exact, least, by_row=False)
+        return Problem(str(shape.tokens), arguments, (upstream,), self.exact, least, by_row=False, roundings=SUMS)
 
     def op(self, *tokens: int) -> Op:
         return Op(
