@@ -9,6 +9,7 @@ from .problems import BOTH, COMPILED, EAGER, FORWARD, LIGER, Least
 
 BEST = "the best peer"
 GROUPED = "grouped_mm"
+"""What transformers takes if nothing else is asked for."""
 
 _LARGE = 256e6
 """Bytes from which a share of the bandwidth is asked for: below, a launch's own microseconds take too much of it."""

@@ -18,7 +18,7 @@ from fuseplug_tools.bench import by_turns, peak_memory, spread
 from ..contest import turns
 from ..contest.problems import BOTH, FORWARD, Contender, Kind, leaves
 from ..contest.race import Out, admitted
-from .contests import CONTESTS, Contest
+from .contests import CONTESTS, ON_REQUEST, Contest
 
 WORKS = {FORWARD: "forward", BOTH: "forward and backward"}
 
@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure the kernels on this CPU against their peers.")
-    parser.add_argument("--only", nargs="+", choices=CONTESTS, default=list(CONTESTS), help="these alone")
+    usual = [file for file in CONTESTS if file not in ON_REQUEST]
+    parser.add_argument("--only", nargs="+", choices=CONTESTS, default=usual, help="these alone")
     parser.add_argument("--dtype", choices=BOTH_DTYPES, action="append", help="by default what the CPU computes in")
     parser.add_argument("--long", action="store_true", help="shapes that take minutes as well")
     parser.add_argument("--repeats", type=int, default=20, help="turns at the most")
@@ -83,10 +84,8 @@ def judged(contest: Contest, shape: tuple[int, ...], kind: Kind) -> tuple[str, l
     torch.manual_seed(0)
     torch.compiler.reset()
     problem = contest.op.problem(shape, kind)
-    smaller = contest.judged is not None and contest.judged(shape) != shape
-    right, out = admitted(
-        contest.op.name, contest.op.problem(contest.judged(shape), kind) if smaller else problem, contest.op.contenders
-    )
+    smaller = (at := contest.judged(shape)) != shape
+    right, out = admitted(contest.op.name, contest.op.problem(at, kind) if smaller else problem, contest.op.contenders)
     if faults := [one for one in out if one.fault]:
         raise SystemExit("\n".join(map(_told, faults)))
     for one in out:

@@ -30,7 +30,7 @@ class Contest:
         milliseconds: Whether times are in these; otherwise in microseconds.
         memory: Whether peaks of memory are measured as well.
         matmuls: Whether it is mostly these, so that it is not measured in bfloat16 where that is emulated.
-        judged: The shape at which all are judged, where that is not the one that is timed.
+        judged: The shape at which all are judged, for the one that is timed.
         long: Further shapes, which take minutes.
     """
 
@@ -41,7 +41,7 @@ class Contest:
     milliseconds: bool = False
     memory: bool = False
     matmuls: bool = True
-    judged: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
+    judged: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda shape: shape
     long: Sequence[tuple[int, ...]] = ()
 
 
@@ -179,3 +179,6 @@ CONTESTS: Mapping[str, Sequence[Contest]] = {
     ],
 }
 """By the file of docs/results that has their tables."""
+
+ON_REQUEST = ("linear_cross_entropy_with_entropy",)
+"""Files that no page shows. TRL takes part, and takes minutes."""

@@ -107,7 +107,7 @@ def delta_rule_step(shape: Shape, kind: Kind) -> Problem:
     q, k, v = (normal(kind, count, 1, heads, 128) for _ in range(3))
     g, beta = -torch.rand(count, 1, heads, device=kind.device), normal(kind, count, 1, heads).sigmoid()
     state = torch.randn(count, heads, 128, 128, device=kind.device)
-    return _step(shape, (state, q, k, v, g, beta), corrected(exact_delta_rule, normalised=True))
+    return _step(shape, (state, q, k, v, g, beta), with_state(exact_delta_rule, normalised=True))
 
 
 def _step(shape: Shape, arguments: tuple[Tensor, ...], exact: Function) -> Problem:
@@ -123,7 +123,7 @@ def _step(shape: Shape, arguments: tuple[Tensor, ...], exact: Function) -> Probl
     )
 
 
-def corrected(function: Callable[..., Any], **options: Any) -> Function:
+def with_state(function: Callable[..., Any], **options: Any) -> Function:
     """The result and the state after it."""
     return lambda state, *arguments: function(*arguments, initial_state=state, **options)
 
@@ -160,10 +160,10 @@ CHUNK_STEP = _op(
 DELTA_RULE_STEP = _op(
     "gated_delta_net_step",
     delta_rule_step,
-    Contender(OURS, lambda _: corrected(gated_delta_rule, normalised=True)),
+    Contender(OURS, lambda _: with_state(gated_delta_rule, normalised=True)),
     Contender(
         EAGER,
-        lambda _: corrected(torch_recurrent_gated_delta_rule, output_final_state=True, use_qk_l2norm_in_kernel=True),
+        lambda _: with_state(torch_recurrent_gated_delta_rule, output_final_state=True, use_qk_l2norm_in_kernel=True),
     ),
     shapes=[Shape(1, 32), Shape(8, 32)],
 )

@@ -33,8 +33,6 @@ from ..contest.problems import (
     normal,
 )
 
-"""What transformers takes if nothing else is asked for."""
-
 _BATCHED_BYTES = 16 << 30
 
 
