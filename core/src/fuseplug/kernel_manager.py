@@ -175,11 +175,11 @@ class KernelManager:
         """
         from fuseplug_verify import neutral
 
-        from .measurer import measurer_of
+        from .model_tree.places import walk
         from .planning import Rules, make_plan
-        from .proposing import Questioner
-        from .strict import refuse_left_alone
-        from .walking import walk
+        from .planning.measurer import measurer_of
+        from .planning.proposing import Questioner
+        from .planning.refusing import refuse_left_alone
 
         _must_be_module(model)
         purpose, exact = _mode(mode), _exact(rounding, verify)
@@ -238,7 +238,7 @@ class KernelManager:
             PlanError: If *plan* is of another model.
         """
         _must_be_module(model)
-        from .walking import everywhere
+        from .model_tree.places import everywhere
 
         present = {id(place.module) for place in everywhere(model).values()}
         for patch in plan.patches:
@@ -260,7 +260,7 @@ class KernelManager:
                 their numbers are wrong.
         """
         _must_be_module(model)
-        from .strict import refuse_unused
+        from .planning.refusing import refuse_unused
 
         names = names_in(kernel_ids)
         plan = self.plan(model, include=names, **options)

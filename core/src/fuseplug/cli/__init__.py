@@ -14,8 +14,8 @@ import typer
 from ..discovery.records import KernelRecord
 from ..errors import FuseplugError
 from ..kernel_manager import KernelManager
-from ..plain_text import one_line, some_lines
-from ..tables import console, empty_table, print_json, print_table, state_text
+from ..report.plain_text import one_line, some_lines
+from ..report.tables import console, empty_table, print_json, print_table, state_text
 from .commands import Commands, kernels_of, notes_on
 from .options import Allow, AsJson, Exclude, Include, Only, Skip, TrustRemoteCode
 

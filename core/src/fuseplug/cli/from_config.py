@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PlanError
-from ..plain_text import one_line
+from ..report.plain_text import one_line
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,11 +8,11 @@ from collections.abc import Set as AbstractSet
 import torch
 from torch import nn
 
-from ..attributes import attributes_of
 from ..discovery.records import KernelRecord
-from ..measurer import Measurer
 from ..patching import computes_past
+from ..patching.slots import attributes_of
 from .deciding import Decision
+from .measurer import Measurer
 from .rules import Rules
 
 
