@@ -15,7 +15,7 @@ from support.managers import manager_of
 from support.models import Norm
 from support.thorough import thorough
 
-from fuseplug import kept
+from fuseplug import disk_cache
 from fuseplug.cli import main
 from fuseplug.disk_cache import DiskCache, folder
 from fuseplug_backends.inductor import rehearsal
@@ -78,7 +78,7 @@ def written(tmp_path, monkeypatch):
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     where = tmp_path / "cache"
-    monkeypatch.setenv(kept.VARIABLE, str(where))
+    monkeypatch.setenv(disk_cache.VARIABLE, str(where))
     installed = evidence._must_be_installed
     # This checkout is installed as editable.
     monkeypatch.setattr(evidence, "_must_be_installed", lambda name: name.startswith("fuseplug") or installed(name))
@@ -281,7 +281,7 @@ class TestWhatIsNotKept:
         assert not len(DiskCache("checks", cache))
 
     def test_anything_without_a_home(self, checked, monkeypatch):
-        monkeypatch.delenv(kept.VARIABLE)
+        monkeypatch.delenv(disk_cache.VARIABLE)
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
         monkeypatch.setattr("os.path.expanduser", lambda path: path)
         assert folder() is None
@@ -289,7 +289,7 @@ class TestWhatIsNotKept:
             assert checked()[0] == "passed"
 
     def test_anything_if_it_is_off(self, checked, monkeypatch, tmp_path):
-        monkeypatch.setenv(kept.VARIABLE, "off")
+        monkeypatch.setenv(disk_cache.VARIABLE, "off")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
         for _ in range(2):
             assert checked()[0] == "passed"
@@ -423,7 +423,7 @@ class TestWhere:
         assert not len(DiskCache("checks", cache))
 
     def test_the_command_says_if_nothing_is_kept(self, monkeypatch, capsys):
-        monkeypatch.setenv(kept.VARIABLE, "off")
+        monkeypatch.setenv(disk_cache.VARIABLE, "off")
         _run("cache")
         assert "nothing is kept: FUSEPLUG_CACHE=off" in capsys.readouterr().out
 
