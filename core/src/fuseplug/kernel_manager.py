@@ -259,7 +259,7 @@ class KernelManager:
             RejectedError: If one, or all of an op, fit no site of this model; `VerificationError` if that is because
                 their numbers are wrong.
         """
-        _must_be_module(model)
+        _must_be_module(model, "apply takes the kernels first, then the model")
         from .planning.refusing import refuse_unused
 
         names = names_in(kernel_ids)
@@ -312,14 +312,14 @@ def _refuse_every_size(every_size: bool) -> None:
         )
 
 
-def _must_be_module(model: object) -> None:
+def _must_be_module(model: object, hint: str = "load or build the model first") -> None:
     from torch import nn
 
     if isinstance(model, nn.Module):
         return
     what = f"the class {model.__name__}" if isinstance(model, type) else f"{type(model).__name__} {str(model)[:60]!r}"
     inner = getattr(model, "model", None)
-    hint = "pass its .model" if isinstance(inner, nn.Module) else "load or build the model first"
+    hint = "pass its .model" if isinstance(inner, nn.Module) else hint
     raise PlanError(f"expected a torch.nn.Module, found {what}: {hint}", found=model)
 
 
