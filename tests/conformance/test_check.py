@@ -131,7 +131,7 @@ def test_without_names_every_kernel_that_can_run_here_is_checked(run, monkeypatc
     [
         (("no_such_kernel",), "no_such_kernel is not installed; these are: "),
         ((f"{ZOO}.kernels:Nobody",), "cannot be imported: module 'conformance.zoo.kernels' has no attribute"),
-        ((f"{ZOO}.kernels:Norm", "--checks", "number"), "there is no check 'number', did you mean 'numbers'?"),
+        ((f"{ZOO}.kernels:Norm", "--checks", "number"), "there is no check 'number' (did you mean 'numbers'?)"),
         ((f"{ZOO}.kernels:Norm", "--quick", "--thorough"), "quick and thorough exclude each other"),
         ((f"{ZOO}.kernels:OnAnotherChip", "--device", "cpu"), "zoo_norm runs on npu, not on cpu"),
     ],

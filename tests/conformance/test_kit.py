@@ -169,5 +169,5 @@ def test_what_is_passed_by_name_has_the_same_edges():
 def test_only_a_check_of_a_name_that_is_near_is_suggested(name, near):
     with pytest.raises(PlanError) as raised:
         check_kernel(kernels.Norm, checks=["numbers", name])
-    hint = f", did you mean {near!r}?" if near else ""
+    hint = f" (did you mean {near!r}?)" if near else ""
     assert str(raised.value) == f"there is no check {name!r}{hint}; expected one of {', '.join(NAMES)}"

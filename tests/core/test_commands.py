@@ -8,8 +8,9 @@ import pytest
 import torch
 from support.models import Toy
 
-from fuseplug import KernelManager, PlanError, measurer
+from fuseplug import KernelManager, PlanError
 from fuseplug.cli import commands
+from fuseplug.planning import measurer
 
 HELLO = '''
 import typer

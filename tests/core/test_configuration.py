@@ -11,7 +11,7 @@ import torch
 
 from fuseplug import KernelManager, SettingsError, configuration
 from fuseplug.configuration import SETTINGS, environment
-from fuseplug.kept import folder
+from fuseplug.disk_cache import folder
 
 
 @pytest.fixture(autouse=True)

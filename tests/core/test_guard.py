@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fuseplug import Target
-from fuseplug.accepts import Accepts
-from fuseplug.gains import DTYPES, NEVER, Ends, Gains
+from fuseplug.patching.accepts import Accepts
+from fuseplug.patching.gains import DTYPES, NEVER, Ends, Gains
 from fuseplug.patching.guard import Guard
 from fuseplug.patching.lookups import same_as
 from fuseplug_verify import Call, Watch

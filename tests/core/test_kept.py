@@ -15,9 +15,9 @@ from support.managers import manager_of
 from support.models import Norm
 from support.thorough import thorough
 
-from fuseplug import kept
+from fuseplug import disk_cache
 from fuseplug.cli import main
-from fuseplug.kept import Kept, folder
+from fuseplug.disk_cache import DiskCache, folder
 from fuseplug_backends.inductor import rehearsal
 from fuseplug_backends.inductor.kernel import cpp_compiler
 from fuseplug_rmsnorm.recognise.adapters import NormAdapter
@@ -78,7 +78,7 @@ def written(tmp_path, monkeypatch):
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     where = tmp_path / "cache"
-    monkeypatch.setenv(kept.VARIABLE, str(where))
+    monkeypatch.setenv(disk_cache.VARIABLE, str(where))
     installed = evidence._must_be_installed
     # This checkout is installed as editable.
     monkeypatch.setattr(evidence, "_must_be_installed", lambda name: name.startswith("fuseplug") or installed(name))
@@ -106,7 +106,7 @@ class TestWhatIsKept:
         assert said == "passed"
         assert calls > 5
         assert checked() == ("passed before", 0)
-        assert len(Kept("checks", cache)) == 1
+        assert len(DiskCache("checks", cache)) == 1
 
     def test_unless_the_user_insists(self, checked):
         _, calls = checked()
@@ -227,7 +227,7 @@ class TestWhatMakesItRunAgain:
 
 @pytest.mark.parametrize("text", ["[" * 200_000, "", "nothing", "{", "\x00", "[" * 200_000 + "]" * 200_000])
 def test_what_cannot_be_read_is_not_there(cache, text):
-    kept = Kept("checks", cache)
+    kept = DiskCache("checks", cache)
     kept.put("key", {"ran": 1})
     (path,) = (cache / "checks").glob("*.json")
     path.write_text(text)
@@ -241,21 +241,21 @@ class TestWhatIsNotKept:
             said, calls = checked()
             assert "its numbers are wrong" in said
             assert calls
-        assert not len(Kept("checks", cache))
+        assert not len(DiskCache("checks", cache))
 
     def test_anything_of_a_kernel_that_is_not_installed(self, checked, tmp_path, cache):
         """As where it is editable: beside its package are no metadata."""
         (tmp_path / "kept_kernel-1.0.dist-info").rmdir()
         for _ in range(2):
             assert checked()[0] == "passed"
-        assert not len(Kept("checks", cache))
+        assert not len(DiskCache("checks", cache))
 
     def test_anything_after_a_distribution_was_installed(self, checked, tmp_path, cache):
         """The process may have imported what was there before, and the new version would answer for it."""
         install(tmp_path, "kept_kernel", "1.1", when=time.time() + 1)
         for _ in range(2):
             assert checked()[0] == "passed"
-        assert not len(Kept("checks", cache))
+        assert not len(DiskCache("checks", cache))
 
     def test_anything_of_a_kernel_that_is_in_no_package(self, written, cache):
         class Here(importlib.import_module("kept_kernel").Counting):
@@ -264,7 +264,7 @@ class TestWhatIsNotKept:
         for _ in range(2):
             (entry,) = manager_of(Here).plan(Norm()).report.entries
             assert entry.check == "passed"
-        assert not len(Kept("checks", cache))
+        assert not len(DiskCache("checks", cache))
 
     def test_anything_where_nothing_can_be_written(self, checked, cache):
         cache.write_text("a file in the place of the directory")
@@ -278,10 +278,10 @@ class TestWhatIsNotKept:
         monkeypatch.setattr(evidence, "stable", raises)
         for _ in range(2):
             assert checked()[0] == "passed"
-        assert not len(Kept("checks", cache))
+        assert not len(DiskCache("checks", cache))
 
     def test_anything_without_a_home(self, checked, monkeypatch):
-        monkeypatch.delenv(kept.VARIABLE)
+        monkeypatch.delenv(disk_cache.VARIABLE)
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
         monkeypatch.setattr("os.path.expanduser", lambda path: path)
         assert folder() is None
@@ -289,7 +289,7 @@ class TestWhatIsNotKept:
             assert checked()[0] == "passed"
 
     def test_anything_if_it_is_off(self, checked, monkeypatch, tmp_path):
-        monkeypatch.setenv(kept.VARIABLE, "off")
+        monkeypatch.setenv(disk_cache.VARIABLE, "off")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
         for _ in range(2):
             assert checked()[0] == "passed"
@@ -323,7 +323,7 @@ class TestTimes:
         times, said = timed()
         assert times == 2
         assert timed() == (0, said)
-        assert len(Kept("timings", cache)) == 2
+        assert len(DiskCache("timings", cache)) == 2
 
     def test_unless_the_user_insists(self, timed):
         timed()
@@ -420,10 +420,10 @@ class TestWhere:
         assert capsys.readouterr().out == f"{cache}: 1 checks, 0 timings\n"
         _run("cache", "--clear")
         assert capsys.readouterr().out == f"{cache}: 1 checks, 0 timings forgotten\n"
-        assert not len(Kept("checks", cache))
+        assert not len(DiskCache("checks", cache))
 
     def test_the_command_says_if_nothing_is_kept(self, monkeypatch, capsys):
-        monkeypatch.setenv(kept.VARIABLE, "off")
+        monkeypatch.setenv(disk_cache.VARIABLE, "off")
         _run("cache")
         assert "nothing is kept: FUSEPLUG_CACHE=off" in capsys.readouterr().out
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fuseplug.plain_text import one_line, some_lines
+from fuseplug.report.plain_text import one_line, some_lines
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from fuseplug import Entry, KernelRecord, Rejection, Report, Target
-from fuseplug.tables import UNLIMITED
+from fuseplug.report.tables import UNLIMITED
 
 PATH = "model.layers.{}.self_attn"
 

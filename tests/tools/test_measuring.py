@@ -30,7 +30,7 @@ from torch import nn
 from fuseplug import PlanError, Target
 from fuseplug.cli import main
 from fuseplug.cli.from_config import config_of_type, model_of
-from fuseplug.gains import EVERY_SIZE, NEVER, Ends, Gains
+from fuseplug.patching.gains import EVERY_SIZE, NEVER, Ends, Gains
 from fuseplug_tools.measuring import batches_of, timing
 from fuseplug_tools.measuring.figures import Figure, Timing, measured
 

@@ -13,6 +13,7 @@ import torch
 from .errors import PlanError
 
 KNOWN = frozenset({"cpu", "cuda", "npu", "xpu", "mps", "hpu", "mtia", "mlu", "musa", "xla"})
+_ALSO_CALLED = {"gpu": "cuda", "ascend": "npu"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def destination(device: torch.device | str, types: Iterable[str]) -> Destination
         return Destination(device.type, device if present(device.type) else None)
     kind, _, index = str(device).partition(":")
     if kind not in types or (index and not index.isdigit()):
-        near = difflib.get_close_matches(kind, list(types), n=1)
+        near = [_ALSO_CALLED[kind]] if kind in _ALSO_CALLED else difflib.get_close_matches(kind, list(types), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise PlanError(f"device={device!r} is unknown: expected one of {', '.join(sorted(types))}{hint}")
     if not present(kind):

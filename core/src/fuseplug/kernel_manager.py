@@ -175,11 +175,11 @@ class KernelManager:
         """
         from fuseplug_verify import neutral
 
-        from .measurer import measurer_of
+        from .model_tree.places import walk
         from .planning import Rules, make_plan
-        from .proposing import Questioner
-        from .strict import refuse_left_alone
-        from .walking import walk
+        from .planning.measurer import measurer_of
+        from .planning.proposing import Questioner
+        from .planning.refusing import refuse_left_alone
 
         _must_be_module(model)
         purpose, exact = _mode(mode), _exact(rounding, verify)
@@ -238,7 +238,7 @@ class KernelManager:
             PlanError: If *plan* is of another model.
         """
         _must_be_module(model)
-        from .walking import everywhere
+        from .model_tree.places import everywhere
 
         present = {id(place.module) for place in everywhere(model).values()}
         for patch in plan.patches:
@@ -259,8 +259,8 @@ class KernelManager:
             RejectedError: If one, or all of an op, fit no site of this model; `VerificationError` if that is because
                 their numbers are wrong.
         """
-        _must_be_module(model)
-        from .strict import refuse_unused
+        _must_be_module(model, "apply takes the kernels first, then the model")
+        from .planning.refusing import refuse_unused
 
         names = names_in(kernel_ids)
         plan = self.plan(model, include=names, **options)
@@ -312,14 +312,14 @@ def _refuse_every_size(every_size: bool) -> None:
         )
 
 
-def _must_be_module(model: object) -> None:
+def _must_be_module(model: object, hint: str = "load or build the model first") -> None:
     from torch import nn
 
     if isinstance(model, nn.Module):
         return
     what = f"the class {model.__name__}" if isinstance(model, type) else f"{type(model).__name__} {str(model)[:60]!r}"
     inner = getattr(model, "model", None)
-    hint = "pass its .model" if isinstance(inner, nn.Module) else "load or build the model first"
+    hint = "pass its .model" if isinstance(inner, nn.Module) else hint
     raise PlanError(f"expected a torch.nn.Module, found {what}: {hint}", found=model)
 
 

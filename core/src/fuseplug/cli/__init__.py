@@ -14,8 +14,8 @@ import typer
 from ..discovery.records import KernelRecord
 from ..errors import FuseplugError
 from ..kernel_manager import KernelManager
-from ..plain_text import one_line, some_lines
-from ..tables import console, empty_table, print_json, print_table, state_text
+from ..report.plain_text import one_line, some_lines
+from ..report.tables import console, empty_table, print_json, print_table, state_text
 from .commands import Commands, kernels_of, notes_on
 from .options import Allow, AsJson, Exclude, Include, Only, Skip, TrustRemoteCode
 
@@ -157,6 +157,8 @@ def _built(model: str, device: str | None, *, random_weights: bool, trust_remote
 
 
 def _print_kernels(records: Sequence[KernelRecord], *, verbose: bool) -> None:
+    from rich.text import Text
+
     out, table = console(), empty_table("kernel", "distribution", "op", "devices", "state")
     for record in records:
         kernel = record.kernel
@@ -166,7 +168,9 @@ def _print_kernels(records: Sequence[KernelRecord], *, verbose: bool) -> None:
         table.add_row(*map(one_line, cells), state_text(record.state))
     print_table(out, table)
     for record in records:
-        if record.reason:
+        if record.state in ("not installed", "off", "not allowed"):  # as a user chose: a line is enough
+            out.print(Text.assemble((one_line(record.name), "bold"), f" is {record.state}: {one_line(record.reason)}"))
+        elif record.reason:
             _print_below(out, record, [" is ", state_text(record.condition)], record.reason)
         if record.import_costs:
             _print_below(out, record, [" is slow to import"], "\n".join(record.import_costs))

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..errors import FuseplugError
-from ..plain_text import some_lines
+from ..report.plain_text import some_lines
 
 if TYPE_CHECKING:
     from torch import nn

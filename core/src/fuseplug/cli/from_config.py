@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PlanError
-from ..plain_text import one_line
+from ..report.plain_text import one_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -125,7 +125,8 @@ def _remedy(name: str, error: Exception) -> str:
         return "If the model is newer than the installed transformers: pip install --upgrade transformers"
     if "gated" in message or "401" in message or "403" in message:
         return "If the model is private or gated, log in with `hf auth login`."
-    return "Without the network, name a downloaded directory or config.json instead."
+    absent = f"There is no {name} here, so the Hub was asked. "
+    return f"{absent}Without the network, name a downloaded directory or config.json instead."
 
 
 def _first_line(error: Exception) -> str:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from fuseplug_verify import Call, Watch, said_by
 
-from ..accepts import Accepts
 from ..contract import Target
-from ..gains import Gains, by_dtype
 from ..torch_private import GLOBAL_HOOKS
+from .accepts import Accepts
+from .gains import Gains, by_dtype
 from .hooked import HOOKS, hooked_by, is_own, replaced_by
 from .lookups import Route, at, equal_to, every, is_absent, looked_up, same_as
 from .scoping import entered

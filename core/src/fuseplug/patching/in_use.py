@@ -12,7 +12,7 @@ from torch import nn
 from fuseplug_verify import ProcessLock
 
 from ..contract import Target
-from ..ranks import rank
+from ..report.ranks import rank
 from .counting import Calls, Counted, as_it_is, counted
 from .hooked import describe
 from .journal import Patch

@@ -9,9 +9,9 @@ from torch import nn
 
 from fuseplug_verify import Conditions, Semantics, Subject
 
-from ..accepts import Accepts
 from ..contract import Compute, Rejection, Scope, Target
-from ..gains import EVERY_SIZE, Gains
+from .accepts import Accepts
+from .gains import EVERY_SIZE, Gains
 from .journal import Patch
 from .mark import Mark
 from .replacement import replacement, replacement_of

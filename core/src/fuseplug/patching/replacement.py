@@ -13,10 +13,10 @@ from torch import Tensor
 
 from fuseplug_verify import Adapter, ProcessLock, rebound, said_by
 
-from ..accepts import Accepts
 from ..contract import Compute, Target
 from ..fallback import this_thread
 from ..torch_private import traced_away
+from .accepts import Accepts
 from .guard import OUTSIDE, Guard, Test, is_tracing, original_now
 from .mark import Mark
 from .placing import Placing

@@ -6,7 +6,7 @@ import types
 
 from torch import nn
 
-from ..attributes import attributes_of
+from .slots import attributes_of
 
 NAME = "_replicate_for_data_parallel"
 

@@ -9,12 +9,16 @@ from typing import Any
 
 from torch import nn
 
-from ..attributes import attributes_of
 from ..contract import Target
 from .hooked import describe, is_own, name_of
 from .mark import Mark
 from .replacement import mark_of, replacements_in
 from .wrappers import Held, reached
+
+
+def attributes_of(module: object) -> dict[str, Any]:
+    """The attributes of *module* itself, whatever its class would say of them."""
+    return object.__getattribute__(module, "__dict__")  # type: ignore[no-any-return]
 
 
 def class_method(module: nn.Module, method: str) -> types.FunctionType | None:

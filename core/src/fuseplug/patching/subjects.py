@@ -8,8 +8,8 @@ from torch import nn
 
 from fuseplug_verify import Refusal, Subject
 
-from ..candidates import rejection_of
 from ..contract import Rejection, Target
+from .candidates import rejection_of
 from .hooked import describe
 from .slots import class_method, is_original, our_replacements
 

@@ -13,9 +13,9 @@ from torch import nn
 from ..discovery import elsewhere
 from ..discovery.records import KernelRecord
 from ..hookspecs import resolve
+from ..model_tree.places import Place
 from ..patching import Patch
 from ..report import Report
-from ..walking import Place
 from .asking import Answers, Ask
 from .deciding import Decider, Decision
 from .explaining import explain

@@ -11,8 +11,8 @@ from torch import nn
 
 from ..contract import Answer, Proposal, Rejection, Site, Target
 from ..discovery.records import KernelRecord
-from ..proposing import Question
-from ..walking import Place
+from ..model_tree.places import Place
+from .proposing import Question
 from .rules import Rules
 
 Ask = Callable[[Sequence[Question]], Sequence[Sequence[Answer]]]

@@ -11,15 +11,15 @@ import torch
 
 from fuseplug_verify import Conditions, Refusal, Semantics, Subject, Verifier, said_by
 
-from ..candidates import candidate_of, rejection_of
 from ..contract import Compute, Proposal, Rejection
 from ..discovery.records import KernelRecord
+from ..disk_cache import DiskCache, folder
 from ..fallback import declining_small
-from ..gains import EVERY_SIZE, Gains, gains_of
 from ..hookspecs import BaseKernel, resolve
-from ..kept import Kept, folder
+from ..model_tree.places import Place
+from ..patching.candidates import candidate_of, rejection_of
+from ..patching.gains import EVERY_SIZE, Gains, gains_of
 from ..report import CheckStatus
-from ..walking import Place
 from .rules import Rules, kernel_of
 
 
@@ -42,7 +42,7 @@ class Checker:
     """
 
     def __init__(self, rules: Rules) -> None:
-        kept = Kept("checks", folder())
+        kept = DiskCache("checks", folder())
         self.rehearsing: AbstractSet[str] = frozenset()
         self._rules = rules
         self._unavailable: dict[tuple[str, str], str | None] = {}

@@ -12,10 +12,10 @@ from fuseplug_verify import Subject, said_by
 
 from ..contract import Proposal, Rejection, Scope, Target
 from ..discovery.records import KernelRecord
-from ..gains import TIMED
+from ..model_tree.places import Place, upwards
 from ..patching import Mark, Patch, patch_around, patch_of, replacement_of, subject_of
+from ..patching.gains import TIMED
 from ..report import Entry, Measurement
-from ..walking import Place, upwards
 from .asking import Answers, blaming, is_scripted
 from .checking import Checker, compute_of
 from .rules import Rules, kernel_of

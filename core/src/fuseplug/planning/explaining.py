@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from ..discovery.records import KernelRecord
 from ..errors import PlanError
-from ..plain_text import printable
 from ..report import Entry, Report
+from ..report.plain_text import printable
 
 
 def explain(report: Report, classes: Mapping[str, str], path: str) -> str:

@@ -8,11 +8,11 @@ from collections.abc import Set as AbstractSet
 import torch
 from torch import nn
 
-from ..attributes import attributes_of
 from ..discovery.records import KernelRecord
-from ..measurer import Measurer
 from ..patching import computes_past
+from ..patching.slots import attributes_of
 from .deciding import Decision
+from .measurer import Measurer
 from .rules import Rules
 
 
@@ -38,7 +38,7 @@ def _notes(model: nn.Module, decisions: Sequence[Decision], records: Sequence[Ke
     ):
         notes.append(f"the machine that this is planned for needs: pip install {' '.join(lacking)}")
     if any(entry.check == "pending" for entry in entries):
-        notes.append("kernel check pending: call apply_all again once the model is on its device")
+        notes.append("kernel check pending: once the model is on its device, apply_all runs each kernel there")
     if attributes_of(model).get("_use_kernels") is True:
         notes.append(
             "this model has use_kernels=True: transformers sets forwards again on train() and eval(), which takes "

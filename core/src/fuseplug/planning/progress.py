@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from ..plain_text import one_line
-from ..ranks import rank
+from ..report.plain_text import one_line
+from ..report.ranks import rank
 
 T = TypeVar("T")
 

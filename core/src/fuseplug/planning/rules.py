@@ -11,7 +11,7 @@ from ..contract import Mode
 from ..discovery.records import KernelRecord
 from ..errors import DiscoveryError
 from ..hookspecs import BaseKernel
-from ..measurer import Measurer
+from .measurer import Measurer
 
 
 @dataclass(frozen=True)

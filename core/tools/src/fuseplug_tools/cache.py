@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fuseplug.configuration import environment, named
-from fuseplug.kept import VARIABLE, Kept, folder
+from fuseplug.disk_cache import VARIABLE, DiskCache, folder
 
 
 def cache(
@@ -18,6 +18,6 @@ def cache(
     if where is None:
         typer.echo(f"nothing is kept: {named(environment(), VARIABLE)}=off, or there is no home directory")
         return
-    answers = {kind: Kept(kind, where) for kind in ("checks", "timings")}
+    answers = {kind: DiskCache(kind, where) for kind in ("checks", "timings")}
     counts = {kind: kept.clear() if clear else len(kept) for kind, kept in answers.items()}
     typer.echo(f"{where}: {', '.join(f'{n} {kind}' for kind, n in counts.items())}{' forgotten' if clear else ''}")

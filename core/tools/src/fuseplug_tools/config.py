@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fuseplug.cli.options import AsJson
 from fuseplug.configuration import SETTINGS, environment
-from fuseplug.plain_text import one_line
-from fuseplug.tables import console, empty_table, print_json, print_table
+from fuseplug.report.plain_text import one_line
+from fuseplug.report.tables import console, empty_table, print_json, print_table
 
 
 def config(as_json: AsJson = False) -> None:

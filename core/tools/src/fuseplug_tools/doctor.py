@@ -17,8 +17,8 @@ from fuseplug.configuration import SETTINGS, Setting, named
 from fuseplug.discovery.records import KernelRecord
 from fuseplug.hookspecs import BaseKernel
 from fuseplug.kernel_manager import KernelManager
-from fuseplug.plain_text import one_line, some_lines
-from fuseplug.tables import console, empty_table, print_json, print_table, state_text
+from fuseplug.report.plain_text import one_line, some_lines
+from fuseplug.report.tables import console, empty_table, print_json, print_table, state_text
 
 from .ascend import AUTOLOAD_VARIABLE, ascend, cann_script
 from .machine import Diagnosis, MachineState, State, first_cause, look, version_of

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from fuseplug.errors import DiscoveryError
-from fuseplug.plain_text import one_line, some_lines
-from fuseplug.tables import console
+from fuseplug.report.plain_text import one_line, some_lines
+from fuseplug.report.tables import console
 
 from .kit import announced, depth_of
 from .naming import Named, all_ready, named

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fuseplug.contract import Answer, Consent, Site
 from fuseplug.hookspecs import ENTRY_POINT_GROUP, resolve
-from fuseplug.snapshot import Snapshot
+from fuseplug.planning.snapshot import Snapshot
 from fuseplug_verify import Candidate, Example
 
 from .attempts import raised

@@ -119,7 +119,7 @@ def _unknown(name: str) -> str:
     word = name.strip().lower()
     near = difflib.get_close_matches(word, NAMES, n=1, cutoff=0.8)
     near = near or [known for known in NAMES if len(word) > 2 and known.startswith(word)]
-    return f"there is no check {name!r}" + (f", did you mean {near[0]!r}?" if len(near) == 1 else "")
+    return f"there is no check {name!r}" + (f" (did you mean {near[0]!r}?)" if len(near) == 1 else "")
 
 
 def announced(examined: Examined, planned: Sequence[PlannedCheck]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -47,8 +48,10 @@ def named(name: str) -> Named:
         records = KernelManager({**os.environ, KERNELS_VARIABLE: name}).kernels()
     record = next((record for record in records if name in (record.kernel_id, record.name)), None)
     if record is None:
-        installed = ", ".join(sorted({record.kernel_id for record in records})) or "none"
-        raise DiscoveryError(f"{name} is not installed; these are: {installed}")
+        installed = sorted({record.kernel_id for record in records})
+        near = difflib.get_close_matches(name, installed, n=3)
+        others = f"nearest installed: {', '.join(near)}" if near else f"these are: {', '.join(installed) or 'none'}"
+        raise DiscoveryError(f"{name} is not installed; {others}")
     if record.kernel is None:
         raise DiscoveryError(f"{name} is {record.condition}: {record.reason}", record=record)
     return _of(record)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fuseplug.plain_text import one_line, some_lines
+from fuseplug.report.plain_text import one_line, some_lines
 
 if TYPE_CHECKING:
     from rich.console import Console

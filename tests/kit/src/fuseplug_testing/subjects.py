@@ -14,15 +14,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fuseplug.candidates import candidate_of, rejection_of
 from fuseplug.contract import Answer, Mode, Proposal, Rejection, Scope, Site
 from fuseplug.devices import KNOWN, Destination, destination, present
 from fuseplug.discovery.kernel_faults import faults
 from fuseplug.errors import PlanError
 from fuseplug.hookspecs import BaseKernel, resolve
+from fuseplug.model_tree.places import Place, walk
 from fuseplug.patching import Mark, Patch, patch_of, put_on, subject_of
+from fuseplug.patching.candidates import candidate_of, rejection_of
 from fuseplug.patching.tally import listening
-from fuseplug.walking import Place, walk
 from fuseplug_verify import (
     Candidate,
     Conditions,

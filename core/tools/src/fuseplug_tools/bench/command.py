@@ -11,7 +11,7 @@ import typer
 
 from fuseplug.cli.options import Allow, AsJson, Include, TrustRemoteCode
 from fuseplug.kernel_manager import KernelManager
-from fuseplug.tables import console
+from fuseplug.report.tables import console
 
 
 def bench(

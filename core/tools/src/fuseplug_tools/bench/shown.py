@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fuseplug.errors import PlanError
-from fuseplug.plain_text import one_line
-from fuseplug.tables import with_whole_words
+from fuseplug.report.plain_text import one_line
+from fuseplug.report.tables import with_whole_words
 
 from .contenders import EAGER, FUSED
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fuseplug.errors import PlanError
-from fuseplug.plain_text import one_line
-from fuseplug.ranks import rank
+from fuseplug.report.plain_text import one_line
+from fuseplug.report.ranks import rank
 from fuseplug_verify import ProcessLock
 
 from ..integrations.heads import serve

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fuseplug.patching.counting import Counted, counted
-from fuseplug.plain_text import one_line
-from fuseplug.ranks import rank
+from fuseplug.report.plain_text import one_line
+from fuseplug.report.ranks import rank
 
 from ..run import reports
 from ..run.options import RunOptions

@@ -35,7 +35,7 @@ from fuseplug.patching.counting import Calls
 from fuseplug.patching.hooked import name_of
 from fuseplug.patching.tally import DECLINED, ENOUGH, Count
 from fuseplug.patching.wrappers import Held, reached
-from fuseplug.ranks import rank
+from fuseplug.report.ranks import rank
 from fuseplug_verify import called_functions, rebound
 
 __all__ = ["Head", "serve"]

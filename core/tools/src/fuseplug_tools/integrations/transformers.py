@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 
 import fuseplug
-from fuseplug.by_identity import ByIdentity
+from fuseplug.applications import ByIdentity
 
 from .heads import Head, serve
 

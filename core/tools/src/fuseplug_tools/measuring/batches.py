@@ -69,7 +69,7 @@ def batches_of(model: nn.Module, measure: object) -> list[Batch]:
         return [measure]
     if isinstance(measure, Sequence) and measure and all(isinstance(batch, Mapping) for batch in measure):
         return list(measure)
-    raise PlanError(f"measure is {_described(measure)}: {GIVE}, or True for random tokens")
+    raise PlanError(f"measure={measure!r:.60} is no batch: {GIVE}, or True for random tokens")
 
 
 def refuse_absent(model: nn.Module, device_type: str | None) -> None:
@@ -124,9 +124,3 @@ def _most_positions(model: nn.Module) -> int:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     most = getattr(text, "max_position_embeddings", None)
     return most if isinstance(most, int) and most > 0 else LENGTHS[-1]
-
-
-def _described(value: object) -> str:
-    return (
-        f"an empty {type(value).__name__}" if isinstance(value, Sequence) and not value else f"a {type(value).__name__}"
-    )

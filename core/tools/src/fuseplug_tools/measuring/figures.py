@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fuseplug.gains import NEVER, Ends, Gains, by_dtype
+from fuseplug.patching.gains import NEVER, Ends, Gains, by_dtype
 
 MARGIN = 1.02
 """How many times as fast as the original a kernel must be to be used, where it is measured. The same code timed against

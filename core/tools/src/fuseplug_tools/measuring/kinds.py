@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from fuseplug.contract import Rejection
+from fuseplug.disk_cache import NOWHERE, DiskCache, folder
 from fuseplug.errors import PlanError
-from fuseplug.gains import Gains
-from fuseplug.kept import NOWHERE, Kept, folder
 from fuseplug.patching import replacement_of
+from fuseplug.patching.gains import Gains
 from fuseplug.planning.progress import showing
 from fuseplug_verify import neutral, said_by
 
@@ -82,18 +82,18 @@ class Task(NamedTuple):
 
 
 def measurer(model: nn.Module, measure: object, *, device_type: str | None, gradients: bool, anew: bool) -> Kinds:
-    """What `fuseplug.measurer.measurer_of` asks for.
+    """What `fuseplug.planning.measurer.measurer_of` asks for.
 
     Raises:
         PlanError: If *measure* is no batch of the model, or the model cannot be run on *device_type*.
     """
     refuse_absent(model, device_type)
-    kept = NOWHERE if anew else Kept("timings", folder())
+    kept = NOWHERE if anew else DiskCache("timings", folder())
     return Kinds(model, runs_of(model, measure), gradients=gradients, kept=kept)
 
 
 class Kinds:
-    """What is measured while one plan is made: a `fuseplug.measurer.Measurer`.
+    """What is measured while one plan is made: a `fuseplug.planning.measurer.Measurer`.
 
     Args:
         model: The model.
@@ -102,7 +102,7 @@ class Kinds:
         kept: Where times are looked up, and kept for other processes.
     """
 
-    def __init__(self, model: nn.Module, runs: Runs, *, gradients: bool, kept: Kept) -> None:
+    def __init__(self, model: nn.Module, runs: Runs, *, gradients: bool, kept: DiskCache) -> None:
         self._model = model
         self._runs = runs
         self._gradients = gradients

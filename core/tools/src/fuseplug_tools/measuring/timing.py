@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fuseplug.devices import processor
-from fuseplug.kept import Kept
+from fuseplug.disk_cache import DiskCache
 
 from .calls import RecordedCall, leaves_of, make, original_of
 from .figures import Figure, Timing
@@ -41,7 +41,7 @@ class Keeping(NamedTuple):
         key: Gives the hash of all that the kernel's calls depend on; ``""`` if it has none.
     """
 
-    kept: Kept
+    kept: DiskCache
     key: Callable[[], str]
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from .contract import Mode, Rejection, Target
-from .discovery.records import KernelRecord
+from ..contract import Mode, Rejection, Target
+from ..discovery.records import KernelRecord
 from .plain_text import one_line, printable, some_lines
 from .tables import UNLIMITED, empty_table, with_whole_words
 

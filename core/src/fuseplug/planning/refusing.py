@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .contract import Rejection
-from .discovery.records import KernelRecord
-from .errors import RejectedError, VerificationError
-from .report import Entry, Report
+from ..contract import Rejection
+from ..discovery.records import KernelRecord
+from ..errors import RejectedError, VerificationError
+from ..report import Entry, Report
 
 MOST_NAMED = 5
 

@@ -10,11 +10,11 @@ from torch import nn
 
 from fuseplug_verify import said_by
 
-from .contract import Rejection
-from .errors import PlanError
-from .gains import Gains
-from .patching import Patch
-from .report import Measurement
+from ..contract import Rejection
+from ..errors import PlanError
+from ..patching import Patch
+from ..patching.gains import Gains
+from ..report import Measurement
 
 GROUP = "fuseplug.measurers"
 """The entry-point group. An entry names a function that takes what `measurer_of` takes, and gives a `Measurer`."""

@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 
 from torch import nn
 
-from .attributes import attributes_of
+from ..patching.slots import attributes_of
 
 WHY = (
     "its parameters are FSDP's flat ones, of which each rank has a part: apply before wrapping in FSDP (what was fused "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fuseplug_verify import Candidate, Refusal
 
-from .contract import Proposal, Rejection
-from .hookspecs import BaseKernel
+from ..contract import Proposal, Rejection
+from ..hookspecs import BaseKernel
 
 
 def candidate_of(kernel: BaseKernel, proposal: Proposal, *, every_size: bool = False) -> Candidate | Rejection:

@@ -9,9 +9,9 @@ import pluggy
 
 from fuseplug_verify import neutral
 
-from .contract import Answer, Rejection, Site
-from .discovery.records import KernelRecord
-from .gc_paused import collection_paused
+from ..contract import Answer, Rejection, Site
+from ..discovery.records import KernelRecord
+from ..model_tree.gc_paused import collection_paused
 from .snapshot import Snapshot
 
 IMPURE = Rejection("it changed the module it was asked about; match() may only look", kind="error")

@@ -13,13 +13,13 @@ from torch import nn
 
 from fuseplug_verify import Refusal, StandIns
 
-from .attributes import attributes_of
-from .candidates import rejection_of
-from .contract import Rejection
-from .devices import Destination
-from .errors import PlanError
-from .fsdp1 import WHY as FLATTENED
-from .fsdp1 import flattened
+from ..contract import Rejection
+from ..devices import Destination
+from ..errors import PlanError
+from ..patching.candidates import rejection_of
+from ..patching.slots import attributes_of
+from .flat_parameters import WHY as FLATTENED
+from .flat_parameters import flattened
 from .gc_paused import collection_paused
 
 _MOST_PATHS = 256

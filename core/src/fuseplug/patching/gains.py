@@ -12,8 +12,8 @@ import torch
 
 from fuseplug_verify import Adapter
 
-from .contract import Use
-from .hookspecs import BaseKernel
+from ..contract import Use
+from ..hookspecs import BaseKernel
 
 T = TypeVar("T")
 

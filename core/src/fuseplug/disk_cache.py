@@ -37,7 +37,7 @@ def folder(environ: Mapping[str, str] | None = None) -> Path | None:
     return None if folder.startswith("~") else Path(folder)
 
 
-class Kept:
+class DiskCache:
     """Answers of one kind.
 
     Args:
@@ -84,5 +84,5 @@ class Kept:
         return count
 
 
-NOWHERE = Kept("", None)
+NOWHERE = DiskCache("", None)
 """Keeps nothing."""
