@@ -49,7 +49,7 @@ def only_the_one_that_is_asked(family, why, asked):
     with records.as_in_forward():
         for member in family.members:
             lazy = member()
-            if records.record_of(lazy) is asked:
+            if isinstance(lazy, records.Recorded) and lazy._record is asked:
                 asked.become_real(lazy, why)
 
 

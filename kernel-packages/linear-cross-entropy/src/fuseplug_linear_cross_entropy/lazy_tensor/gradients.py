@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,9 +16,6 @@ from ..torch_private import DisableTorchFunctionSubclass, without_memory
 from .functions import ABOUT, DEVICE, GRAD_FN, RUN_OTHERS, asks_for_gradient, name_of
 from .nested import leaves, mapped
 
-if TYPE_CHECKING:
-    from .tensor import LazyTensor
-
 Hook = Callable[[Tensor], Any]
 
 
@@ -26,7 +23,7 @@ class Answer(torch.autograd.Function):
     """Ties a result to the lazy tensors that it was computed without: who waits for their gradients is heard."""
 
     @staticmethod
-    def forward(ctx: Any, result: Tensor, *lazies: LazyTensor) -> Tensor:
+    def forward(ctx: Any, result: Tensor, *lazies: Any) -> Tensor:
         """A copy of *result*, which was computed without *lazies*."""
         ctx.lazies = [(weakref.ref(lazy), lazy._record.layout, lazy._record.hooks) for lazy in lazies]
         return result.clone()

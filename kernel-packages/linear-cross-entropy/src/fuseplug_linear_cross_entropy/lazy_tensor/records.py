@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -24,9 +24,6 @@ from ..torch_private import (
 )
 from .gradients import Answered, Hook, shape_of
 from .unchanged import Remembered, has_sample, read_before_steps
-
-if TYPE_CHECKING:
-    from .tensor import LazyTensor
 
 Make = Callable[..., Tensor]
 
@@ -68,7 +65,7 @@ class Record:
         replay: Make,
         inputs: Sequence[Tensor | None],
         layout: Tensor,
-        parent: LazyTensor | None,
+        parent: Recorded | None,
         facts: Mapping[str, Any],
         further: Sequence[Tensor] = (),
     ) -> None:
@@ -102,11 +99,10 @@ class Record:
                     "kernel"
                 )
 
-    def become_real(self, lazy: LazyTensor, why: str) -> None:
+    def become_real(self, lazy: Recorded, why: str) -> None:
         """Make *lazy*, whose record this is, the tensor that it stands for."""
-        parent = record_of(self.parent)
-        if parent is not None:
-            self.failed = parent.failed
+        if isinstance(self.parent, Recorded):
+            self.failed = self.parent._record.failed
             return
         try:
             self.check(why, self.remembered)
@@ -126,7 +122,7 @@ class Record:
         real.__class__ = type(lazy)
         cast("Tensor", lazy).__class__ = Answered if self.answered and real.requires_grad else Tensor
         swap_values(lazy, real)
-        cast("LazyTensor", real)._record = self
+        cast("Recorded", real)._record = self
         self.became, self.version = lazy, lazy._version
         if isinstance(lazy, Answered):
             lazy.take_over(self.hooks, self.layout)
@@ -145,7 +141,7 @@ class Record:
             )
         return self.became
 
-    def value(self, lazy: LazyTensor, why: str) -> Tensor:
+    def value(self, lazy: Recorded, why: str) -> Tensor:
         """The values of *lazy*, whose record this is, below autograd."""
         if self.values is not None:
             return self.values
@@ -156,9 +152,20 @@ class Record:
             return self.saved(why).detach()
 
 
-def record_of(tensor: Tensor | None) -> Record | None:
-    """The record of a lazy tensor, as long as it is lazy; ``None`` of any other."""
-    return None if tensor is None else vars(tensor).get("_record")
+class Recorded(Tensor):
+    """A tensor that has a record, as long as it is lazy; then it is no more of this class."""
+
+    _record: Record
+
+    def _forgo(self) -> list[Recorded]:
+        """Note that a result does without this and all that it was made from: their gradients are never known."""
+        lazies: list[Recorded] = []
+        lazy: Tensor | None = self
+        while isinstance(lazy, Recorded):
+            lazy._record.answered = True
+            lazies.append(lazy)
+            lazy = lazy._record.parent
+        return lazies
 
 
 class Family:
@@ -173,7 +180,7 @@ class Family:
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
         self.inputs = [Remembered(tensor) for tensor in inputs]
-        self.members: list[weakref.ref[LazyTensor]] = []
+        self.members: list[weakref.ref[Recorded]] = []
         self.lock = threading.RLock()
         self.told: Realised | None = None
         read_before_steps(self)
@@ -188,9 +195,8 @@ class Family:
                     self.told.real(why)
                 for member in self.members:
                     lazy = member()
-                    record = record_of(lazy)
-                    if record is not None:
-                        record.become_real(cast("LazyTensor", lazy), why)
+                    if isinstance(lazy, Recorded):
+                        lazy._record.become_real(lazy, why)
                 self.members, self.inputs = [], []
         if needed.failed is not None:
             raise needed.failed
@@ -198,10 +204,10 @@ class Family:
     def read_kept(self) -> None:
         """Make them real if somebody keeps a copy."""
         for member in tuple(self.members):
-            record = record_of(member())
-            if record is not None and record.kept:
+            lazy = member()
+            if isinstance(lazy, Recorded) and lazy._record.kept:
                 with contextlib.suppress(RuntimeError):  # Who uses it, is told.
-                    self.become_real("optimizer.step", record)
+                    self.become_real("optimizer.step", lazy._record)
                 return
 
 
@@ -209,13 +215,13 @@ class Standing(torch.autograd.Function):
     """Gives the lazy tensor a gradient function, for an `autograd.Function` that is applied to it."""
 
     @staticmethod
-    def forward(ctx: Any, cls: type[LazyTensor], record: Record, *inputs: Tensor | None) -> Tensor:
+    def forward(ctx: Any, cls: type[Recorded], record: Record, *inputs: Tensor | None) -> Tensor:
         """A tensor without memory, of the class *cls*, whose record is *record*."""
         ctx.make, ctx.autocast, ctx.present = record.make, record.autocast, [x is not None for x in inputs]
         ctx.samples = [remembered.sample for remembered in record.all_remembered()]
         ctx.save_for_backward(*(tensor for tensor in inputs if tensor is not None))
         ctx.set_materialize_grads(False)
-        lazy = cast("LazyTensor", without_memory(cls, record.layout))
+        lazy = cast("Recorded", without_memory(cls, record.layout))
         lazy._record = record
         return lazy
 

@@ -22,7 +22,7 @@ from ..torch_private import (
 from .functions import ABOUT, BASE, CONVERSIONS, COPIES, DEVICE, GRAD_FN, asks_for_gradient, name_of
 from .gradients import Answer, NoNode, hooked, never_computed
 from .nested import leaves, mapped
-from .records import Family, Make, Realised, Record, Standing, record_of, under
+from .records import Family, Make, Realised, Record, Recorded, Standing, under
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
 
-class LazyTensor(Tensor):
+class LazyTensor(Recorded):
     """The result of a method, computed when something needs its values.
 
     It has the shape, strides, dtype and device of the result. It stays lazy while it is asked about these, converted
@@ -43,8 +43,6 @@ class LazyTensor(Tensor):
     call was changed, and a use of the gradient of the tensor itself after `foreseen` answered without it. A hook on the
     tensor is called in the backward nevertheless, as those that only wait for it need (`fully_shard`).
     """
-
-    _record: Record
 
     @classmethod
     def standing_for(cls, make: Make, *inputs: Tensor | None, **facts: Any) -> Self:
@@ -164,7 +162,7 @@ class LazyTensor(Tensor):
         Raises:
             RuntimeError: If an input was changed since.
         """
-        record = record_of(self)
+        record: Record | None = vars(self).get("_record")
         if record is not None and record.became is None:
             record.family.become_real(why, record)
         return self
@@ -195,7 +193,7 @@ class LazyTensor(Tensor):
         name = name_of(function)
         lazies = {id(leaf): leaf for leaf in leaves((tuple(args), kwargs)) if isinstance(leaf, LazyTensor)}
         for lazy in lazies.values():
-            record = record_of(lazy)
+            record: Record | None = vars(lazy).get("_record")
             if record is None or record.became is not None:
                 continue
             with record.family.lock, DisableTorchFunctionSubclass():
@@ -267,16 +265,6 @@ class LazyTensor(Tensor):
             to = Tensor.clone, (self,), {}
         answer = self.foreseen(*to)
         return self.then(*to, into=LazyTensor) if answer is NotImplemented else answer
-
-    def _forgo(self) -> list[LazyTensor]:
-        """Note that a result does without this and all that it was made from: their gradients are never known."""
-        lazies: list[LazyTensor] = []
-        lazy: Tensor | None = self
-        while isinstance(lazy, LazyTensor):
-            lazy._record.answered = True
-            lazies.append(lazy)
-            lazy = lazy._record.parent
-        return lazies
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
