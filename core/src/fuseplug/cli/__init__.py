@@ -157,8 +157,6 @@ def _built(model: str, device: str | None, *, random_weights: bool, trust_remote
 
 
 def _print_kernels(records: Sequence[KernelRecord], *, verbose: bool) -> None:
-    from rich.text import Text
-
     out, table = console(), empty_table("kernel", "distribution", "op", "devices", "state")
     for record in records:
         kernel = record.kernel
@@ -169,7 +167,7 @@ def _print_kernels(records: Sequence[KernelRecord], *, verbose: bool) -> None:
     print_table(out, table)
     for record in records:
         if record.state in ("not installed", "off", "not allowed"):  # as a user chose: a line is enough
-            out.print(Text.assemble((one_line(record.name), "bold"), f" is {record.state}: {one_line(record.reason)}"))
+            out.print(f"{one_line(record.name)} is {record.state}: {one_line(record.reason)}")
         elif record.reason:
             _print_below(out, record, [" is ", state_text(record.condition)], record.reason)
         if record.import_costs:
