@@ -154,6 +154,7 @@ CLASSES = [
     (adapters.IgnoresTheGenerator, "example", "it differs for generators at the same point"),
     (adapters.OneExample, "example", "it is the same for every generator"),
     (adapters.SmallExamples, "example", "size 4096: .* elements in the main input where at least 4096"),
+    (adapters.OtherMixFirst, "example", "weight is torch.*: put the module's own mix first in mixes"),
     (adapters.RefersToNothing, "shapes", "empty .*: the reference raises ValueError: x is empty in float64"),
     (adapters.ByItself, "numbers", "the kernel was not called"),
     (adapters.NotesOnTheModule, "undo", "has other values for last_shape"),

@@ -118,8 +118,7 @@ def plan(
 ) -> None:
     """Show what would be fused in a model, what would not, and why."""
     manager = KernelManager()
-    if not kernels_of(manager):
-        typer.echo(NOTHING_INSTALLED, err=True)
+    kernels_of(manager)  # before anything is built: it may be interrupted
     run = measure or rounding == "exact"
     with console(stderr=True).status(f"building {one_line(model)}{'' if run else ' on meta'}"):
         built = _built(model, device, random_weights=run, trust_remote_code=trust_remote_code)
