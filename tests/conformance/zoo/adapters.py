@@ -149,7 +149,7 @@ class OtherMixFirst(Norm):
 
     def match(self, site):
         found = sites.match_norm(site)
-        return found and [replace(found[0], mixes=tuple(reversed(found[0].mixes)))]
+        return found and [replace(found[0], mixes=sorted(found[0].mixes, key=lambda mix: mix[1] is torch.float32))]
 
 
 class NoSpecimens(Norm):
