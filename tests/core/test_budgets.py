@@ -28,7 +28,7 @@ LINES = {
     "kernel-packages/causal-conv1d/src": 382,
     "kernel-packages/gated-delta-rule/src": 708,
     "kernel-packages/liger/src": 530,
-    "kernel-packages/linear-cross-entropy/src": 3161,
+    "kernel-packages/linear-cross-entropy/src": 3180,
     "kernel-packages/moe/src": 3860,
     "kernel-packages/rmsnorm/src": 1190,
     "kernel-packages/rope/src": 1955,

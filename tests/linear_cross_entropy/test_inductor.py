@@ -13,6 +13,7 @@ from support.thorough import covering
 from torch import nn
 
 from fuseplug_linear_cross_entropy import FLOAT, Step, functional, reference, scaled, softcapped
+from fuseplug_linear_cross_entropy.backends import chunks as shared_chunks
 from fuseplug_linear_cross_entropy.backends import inductor
 from fuseplug_linear_cross_entropy.backends.inductor import chunks, programs
 from fuseplug_linear_cross_entropy.kernels import InductorLinearCrossEntropyKernel
@@ -64,7 +65,7 @@ def in_blocks(monkeypatch):
     def budget(nbytes):
         monkeypatch.setattr(chunks, "_BYTES", nbytes)
         monkeypatch.setattr(chunks, "_BYTES_FOR_WEIGHT", nbytes)
-        monkeypatch.setattr(chunks, "_WORDS", 128)
+        monkeypatch.setattr(shared_chunks, "_WORDS", 128)
 
     return budget
 

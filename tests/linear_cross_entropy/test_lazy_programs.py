@@ -5,7 +5,7 @@ import torch
 from support.thorough import thorough
 from torch import Tensor
 
-from fuseplug_linear_cross_entropy import lazy_tensor, unchanged
+from fuseplug_linear_cross_entropy.lazy_tensor import functions, records, tensor, unchanged
 from fuseplug_linear_cross_entropy.recognise import lazy_rows
 
 from .programs import differences
@@ -46,10 +46,10 @@ def test_more_programs_do_so(first):
 
 def only_the_one_that_is_asked(family, why, asked):
     """What was done once: the others are computed when they are needed, from what the tensors are by then."""
-    with lazy_tensor._as_in_forward():
+    with records.as_in_forward():
         for member in family.members:
             lazy = member()
-            if isinstance(lazy, lazy_tensor.LazyTensor) and lazy._record is asked:
+            if records.record_of(lazy) is asked:
                 asked.become_real(lazy, why)
 
 
@@ -62,9 +62,9 @@ def without_its_shape(keys, rows):
 
 
 FAULTS = {
-    "alone": (lazy_tensor._Family, "become_real", only_the_one_that_is_asked),
+    "alone": (records.Family, "become_real", only_the_one_that_is_asked),
     "masks": (lazy_rows, "_places", without_its_shape),
-    "metadata": (lazy_tensor, "_ABOUT", lazy_tensor._ABOUT | {Tensor.storage_offset, Tensor._is_view}),
+    "metadata": (tensor, "ABOUT", functions.ABOUT | {Tensor.storage_offset, Tensor._is_view}),
     "weights": (unchanged.Remembered, "change", lambda self, waiting=True: ""),
 }
 

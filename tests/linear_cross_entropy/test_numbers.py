@@ -31,6 +31,7 @@ from support.vocabularies import (
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug_linear_cross_entropy import reference
+from fuseplug_linear_cross_entropy.backends import chunks as shared_chunks
 from fuseplug_linear_cross_entropy.reference import FLOAT, Step, softcapped
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # by Triton's interpreter
@@ -49,6 +50,7 @@ def cut(backend, kernel, monkeypatch):
     """Has chunks of so many tokens."""
 
     def into(tokens, itemsize=4):
+        monkeypatch.setattr(shared_chunks, "_WORDS", 24)
         if backend.name == "npu":
             monkeypatch.setattr(kernel, "rows_of_chunk", lambda *_: tokens)
             monkeypatch.setattr(kernel, "WORKING", min(tokens, 2) * WORDS * 4)
@@ -58,7 +60,6 @@ def cut(backend, kernel, monkeypatch):
         else:
             for name in ("_BYTES", "_BYTES_FOR_WEIGHT"):
                 monkeypatch.setattr(kernel.chunks, name, tokens * WORDS * itemsize)
-            monkeypatch.setattr(kernel.chunks, "_WORDS", 24)
 
     return into
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fuseplug_linear_cross_entropy.unchanged import SAMPLED, Remembered
+from fuseplug_linear_cross_entropy.lazy_tensor.unchanged import SAMPLED, Remembered
 
 
 def _gathered_again(tensor):

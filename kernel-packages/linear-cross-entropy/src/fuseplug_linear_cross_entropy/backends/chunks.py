@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -27,22 +27,24 @@ def rows_of_chunk(tokens: int, row_bytes: int, budget: int, sum_of: Tensor | Non
     return most // _ROWS * _ROWS or most
 
 
-def chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def chunks(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor, tokens: Iterable[slice] | None = None
+) -> Iterator[tuple[slice, Tensor]]:
     """Compute the logits of some tokens after another, each time in the same memory.
 
     Args:
         hidden: ``(tokens, hidden)``.
         weight: ``(vocabulary, hidden)``.
         bias: ``(vocabulary,)`` or ``None``.
-        buffer: That memory, ``(rows, at least vocabulary)``, in the dtype of *hidden*: all chunks but the last have as
-            many tokens.
+        buffer: That memory, ``(rows, at least vocabulary)``, in the dtype of *hidden*.
+        tokens: Which tokens each chunk has; without it, all chunks but the last have as many as there are rows.
 
     Yields:
         Which tokens they are, and their logits, which may be written over.
     """
-    for first in range(0, len(hidden), len(buffer)):
-        at = slice(first, min(first + len(buffer), len(hidden)))
-        logits = buffer[: at.stop - first, : len(weight)]
+    firsts = range(0, len(hidden), len(buffer))
+    for at in tokens or [slice(first, min(first + len(buffer), len(hidden))) for first in firsts]:
+        logits = buffer[: at.stop - at.start, : len(weight)]
         # With out=, autocast around a backward has no say.
         if bias is None:
             torch.mm(hidden[at], weight.t(), out=logits)

@@ -11,6 +11,7 @@ from torch import Tensor
 from fuseplug_backends.inductor import standard_state
 
 from ...reference import Step
+from ..chunks import Gradients, chunks, gradient_sums
 from .programs import Coefficients, Values, factors_of, into_gradient, statistics
 
 _BYTES = 160 << 20
@@ -20,9 +21,6 @@ _BYTES_FOR_WEIGHT = 640 << 20
 That gradient is then usually one matmul, as for 2048 tokens of 151,936 words in bfloat16. The sum of several needs
 float32, four bytes for each element of the weight.
 """
-
-_WORDS = 1 << 14
-"""Rows of the weight whose gradients are added at a time, so that what is added is small."""
 
 
 class Head(NamedTuple):
@@ -48,10 +46,6 @@ class Needs(NamedTuple):
     bias: bool
 
 
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
-"""Those of hidden, weight and bias; ``None`` for one that is not wanted."""
-
-
 def values_of(head: Head) -> Values:
     """The `Values` of each token. There are tokens and words, and each label is one of these."""
     return _sweep(head, Needs(hidden=False, weight=False, bias=False), coefficients=None, values=None)[0]
@@ -59,8 +53,8 @@ def values_of(head: Head) -> Values:
 
 def differentiated(
     head: Head, coefficients: Coefficients, needs: Needs, values: Values | None = None
-) -> tuple[Values, Gradients]:
-    """The `Values` of each token, and the gradients of a sum of them.
+) -> tuple[Values, tuple[Tensor | None, ...]]:
+    """The `Values` of each token, and the gradients of a sum of them; ``None`` for one that is not wanted.
 
     Args:
         head: As for `values_of`.
@@ -73,38 +67,29 @@ def differentiated(
 
 def _sweep(
     head: Head, needs: Needs, *, coefficients: Coefficients | None, values: Values | None
-) -> tuple[Values, Gradients]:
+) -> tuple[Values, tuple[Tensor | None, ...]]:
     hidden, weight = head.hidden.detach(), head.weight.detach()
     bias = None if head.bias is None else head.bias.detach()
-    of_hidden = torch.empty_like(hidden) if needs.hidden else None
-    of_bias = weight.new_zeros(len(weight), dtype=torch.float32) if needs.bias else None
     by_block: list[Values] = []
     # In inference mode, too, what is made in here is an ordinary tensor.
     with torch.inference_mode(mode=False), standard_state("cpu"):
         factors, columns = factors_of(head.steps), head.labels.clone()
         blocks = _blocks(len(hidden), len(weight) * hidden.element_size(), needs)
         buffer = hidden.new_empty(blocks[0].stop, len(weight))
-        of_weight = _WeightGradient(weight, len(blocks)) if needs.weight else None
-        for block in blocks:
-            x, labels, z = hidden[block], columns[block], buffer[: block.stop - block.start]
-            torch.mm(x, weight.t(), out=z) if bias is None else torch.addmm(bias, x, weight.t(), out=z)
+        sums = gradient_sums(hidden, weight, bias, needs, blocks[0].stop)
+        gradients = Gradients(sums, needs, hidden, weight)
+        for block, z in chunks(hidden, weight, bias, buffer, blocks):
+            labels = columns[block]
             of_block = statistics(z, labels, factors) if values is None else Values(*(v[block] for v in values))
             by_block.append(of_block)
             if coefficients is None:
                 continue
             into_gradient(z, labels, of_block, Coefficients(*(c[block] for c in coefficients)), factors)
-            if of_hidden is not None:
-                torch.mm(z, weight, out=of_hidden[block])
-            if of_weight is not None:
-                of_weight.add(z, x)
-            if of_bias is not None:
-                of_bias += z.sum(0, dtype=torch.float32)
+            gradients.add(block, z)
         del buffer, z
-        return values or Values(*map(torch.cat, zip(*by_block, strict=True))), (
-            of_hidden,
-            None if of_weight is None else of_weight.rounded(),
-            None if of_bias is None else of_bias.to(weight.dtype),
-        )
+        values = values or Values(*map(torch.cat, zip(*by_block, strict=True)))
+        rounded = (total.to(hidden.dtype) for total in sums)
+        return values, tuple(next(rounded) if need else None for need in needs)
 
 
 def _blocks(tokens: int, row_bytes: int, needs: Needs) -> list[slice]:
@@ -114,26 +99,3 @@ def _blocks(tokens: int, row_bytes: int, needs: Needs) -> list[slice]:
     size, larger = divmod(tokens, number)
     ends = [size * at + min(at, larger) for at in range(number + 1)]
     return [slice(start, end) for start, end in itertools.pairwise(ends)]
-
-
-class _WeightGradient:
-    """The gradient of the weight as the sum over all blocks: in float32, if there are several."""
-
-    def __init__(self, weight: Tensor, blocks: int) -> None:
-        self.dtype = weight.dtype
-        self.wide = blocks > 1 and weight.dtype is not torch.float32
-        self.total = torch.empty_like(weight, dtype=torch.float32 if self.wide else None)
-        self.started = False
-
-    def add(self, z: Tensor, x: Tensor) -> None:
-        if not self.wide:
-            self.total.addmm_(z.t(), x, beta=int(self.started))
-        else:
-            for start in range(0, len(self.total), _WORDS):
-                words = slice(start, start + _WORDS)
-                product = torch.mm(z[:, words].t(), x)
-                self.total[words].add_(product) if self.started else self.total[words].copy_(product)
-        self.started = True
-
-    def rounded(self) -> Tensor:
-        return self.total.to(self.dtype)

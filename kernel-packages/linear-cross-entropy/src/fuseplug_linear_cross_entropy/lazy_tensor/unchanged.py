@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 
 from fuseplug.process_lock import ProcessLock
 
-from .torch_private import storage_id
+from ..torch_private import storage_id
 
 __all__ = ["InputReader", "Remembered", "has_sample", "read_before_steps"]
 
