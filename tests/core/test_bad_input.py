@@ -39,6 +39,7 @@ WRONG = {
     "skip": ({"skip": ["norm", "layer.0"]}, PlanError, "skip='layer.0' matches none of .* near it: layers.0"),
     "mode": ({"mode": "train"}, PlanError, 'mode=\'train\' is unknown: expected "auto", "training" or "inference"'),
     "device": ({"device": "cdua"}, PlanError, "device='cdua' is unknown: .*did you mean 'cuda'"),
+    "device by another name": ({"device": "gpu"}, PlanError, "did you mean 'cuda'"),
     "device index": ({"device": "cuda:x"}, PlanError, "device='cuda:x' is unknown"),
 }
 
@@ -58,6 +59,11 @@ def test_an_unknown_name_is_refused_by_apply(fusing, model):
     with pytest.raises(DiscoveryError, match=r"no kernel or op 'toy_mron' is installed; nearest installed: .*toy_norm"):
         fusing.apply(["toy_rotary", "toy_mron"], model)
     assert not differing(before, state_of(model))
+
+
+def test_the_order_of_the_arguments_of_apply_is_said(fusing, model):
+    with pytest.raises(PlanError, match="found str 'toy_norm': apply takes the kernels first, then the model"):
+        fusing.apply(model, "toy_norm")
 
 
 def test_with_no_kernels_at_all_an_unknown_name_says_how_to_get_one(manager, model):

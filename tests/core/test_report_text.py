@@ -67,6 +67,12 @@ def test_names_are_never_broken(width):
         assert any(word in line for line in lines), word
 
 
+def test_paths_beside_reasons_are_whole():
+    path = "model.layers.0.post_attention_layernorm"
+    entry = Entry((path,), "AcmeNorm", "cpu", "norm", Target(), "acme_norm", "llama", outranked=("other_norm",))
+    assert printed(Report("Acme", "training", [entry]), 120).count(path.replace("0", "*")) == 2
+
+
 def test_where_nothing_is_wrapped_a_reason_is_one_line(report):
     assert any(
         "runs on cuda; this model is planned for npu" in line for line in printed(report, UNLIMITED).splitlines()

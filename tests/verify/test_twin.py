@@ -1,5 +1,6 @@
 """A twin has the values that a run needs, and copies no others: those of a large head take longer than the run."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -20,3 +21,10 @@ def test_no_parameter_is_copied_but_those_of_the_example():
     assert all(any(tensor is one for one in buffers) for tensor in placed[:-1])
     assert torch.equal(copy.weight, weight)
     assert copy.bias.is_meta
+
+
+def test_values_of_a_child_are_those_of_a_module():
+    with pytest.raises(
+        ValueError, match=r"has 'fc.weight', and takes the module's own only: give a child in children="
+    ):
+        Example((torch.ones(2, 4),), parameters={"fc.weight": torch.ones(4)})

@@ -318,8 +318,7 @@ def _must_be_module(model: object, hint: str = "load or build the model first") 
     if isinstance(model, nn.Module):
         return
     what = f"the class {model.__name__}" if isinstance(model, type) else f"{type(model).__name__} {str(model)[:60]!r}"
-    inner = getattr(model, "model", None)
-    hint = "pass its .model" if isinstance(inner, nn.Module) else hint
+    hint = "pass its .model" if isinstance(getattr(model, "model", None), nn.Module) else hint
     raise PlanError(f"expected a torch.nn.Module, found {what}: {hint}", found=model)
 
 

@@ -144,6 +144,14 @@ class SmallExamples(Norm):
     match = _with_example(lambda make, mix, size, generator: make(mix, 64, generator))
 
 
+class OtherMixFirst(Norm):
+    """The first of its mixes is not that of the module."""
+
+    def match(self, site):
+        found = sites.match_norm(site)
+        return found and [replace(found[0], mixes=sorted(found[0].mixes, key=lambda mix: mix[1] is torch.float32))]
+
+
 class NoSpecimens(Norm):
     specimens = ""
 

@@ -118,8 +118,7 @@ def plan(
 ) -> None:
     """Show what would be fused in a model, what would not, and why."""
     manager = KernelManager()
-    if not kernels_of(manager):
-        typer.echo(NOTHING_INSTALLED, err=True)
+    kernels_of(manager)  # before anything is built: it may be interrupted
     run = measure or rounding == "exact"
     with console(stderr=True).status(f"building {one_line(model)}{'' if run else ' on meta'}"):
         built = _built(model, device, random_weights=run, trust_remote_code=trust_remote_code)
@@ -157,8 +156,6 @@ def _built(model: str, device: str | None, *, random_weights: bool, trust_remote
 
 
 def _print_kernels(records: Sequence[KernelRecord], *, verbose: bool) -> None:
-    from rich.text import Text
-
     out, table = console(), empty_table("kernel", "distribution", "op", "devices", "state")
     for record in records:
         kernel = record.kernel
@@ -169,7 +166,7 @@ def _print_kernels(records: Sequence[KernelRecord], *, verbose: bool) -> None:
     print_table(out, table)
     for record in records:
         if record.state in ("not installed", "off", "not allowed"):  # as a user chose: a line is enough
-            out.print(Text.assemble((one_line(record.name), "bold"), f" is {record.state}: {one_line(record.reason)}"))
+            out.print(f"{one_line(record.name)} is {record.state}: {one_line(record.reason)}")
         elif record.reason:
             _print_below(out, record, [" is ", state_text(record.condition)], record.reason)
         if record.import_costs:

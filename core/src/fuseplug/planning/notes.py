@@ -37,6 +37,8 @@ def _notes(model: nn.Module, decisions: Sequence[Decision], records: Sequence[Ke
         {f'"{record.requires}"' for record in records if record.requires and record.kernel_id in used}
     ):
         notes.append(f"the machine that this is planned for needs: pip install {' '.join(lacking)}")
+    if not records:
+        notes.append("no kernels are installed: pip install fuseplug-rmsnorm, for one; `fuseplug list` names more")
     if any(entry.check == "pending" for entry in entries):
         notes.append("kernel check pending: once the model is on its device, apply_all runs each kernel there")
     if attributes_of(model).get("_use_kernels") is True:

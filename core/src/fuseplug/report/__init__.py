@@ -247,7 +247,9 @@ def _table(
         if names < len(columns):
             table.add_column("why", ratio=2, overflow="fold")
         table.add_column("sites", justify="right", no_wrap=True)
-        table.add_column("where", ratio=1, overflow="fold")
+        table.add_column(
+            "where", overflow="fold", **({"ratio": 1} if names == len(columns) else {"max_width": width // 3})
+        )
         for cells, entries in rows.items():
             table.add_row(*_cells(cells[:names], narrow), *_cells([*cells[names:], str(len(entries)), _where(entries)]))
         yield with_whole_words(table, width, ("why",))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import typer
 
@@ -21,13 +22,26 @@ UNLIMITED = 1 << 14
 """How wide what is no terminal is: no line is wrapped there."""
 
 
+class _Unpadded(NamedTuple):
+    """*stream*, which is no terminal, without the blanks that fill a cell at the end of a line."""
+
+    stream: TextIO
+
+    def write(self, text: str) -> int:
+        return self.stream.write(re.sub(r" +(?=\n)", "", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
 def console(*, stderr: bool = False) -> Console:
     """Where a command writes: as wide as the terminal, or as ``COLUMNS`` says; else lines are as long as they are."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
+    file: Any = stream if stream.isatty() else _Unpadded(stream)
     width = None if stream.isatty() or os.environ.get("COLUMNS") else UNLIMITED
-    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+    return Console(file=file, width=width, highlight=False, markup=False, emoji=False)
 
 
 def with_whole_words(table: Table, width: int, folded: Collection[str] = ()) -> Table:

@@ -89,6 +89,10 @@ class Example:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     after: Callable[[Any], Any] | None = None
 
+    def __post_init__(self) -> None:
+        if below := [name for name in self.parameters if "." in name]:
+            raise ValueError(f"parameters has {below[0]!r}, and takes the module's own only: give a child in children=")
+
 
 @dataclass(frozen=True)
 class AsCalled(Adapter):

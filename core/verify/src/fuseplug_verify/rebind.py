@@ -164,8 +164,7 @@ def _copy(function: types.FunctionType, replacements: Mapping[str, Callable[...,
         vars(copy)[key] = copies.get(value, value) if isinstance(value, types.FunctionType) else value
     for alias in aliases.values():
         # No lock is taken here: this may run inside any allocation, and no alias is ever used twice.
-        finalizer = weakref.finalize(copy, space.pop, alias, None)
-        finalizer.atexit = False  # a thread may still be calling it
+        weakref.finalize(copy, space.pop, alias, None).atexit = False  # a thread may still be calling it
     return copy
 
 

@@ -40,6 +40,8 @@ _MARKS = frozenset({foreign(print).__code__, torch.autograd.grad.__code__})
 """The code under which only others' code runs: what is marked, and the backward of what that gave."""
 
 _KIT = str(Path(__file__).parent)
+_NOT_ITS = ("torch", "fuseplug", "fuseplug_backends", "fuseplug_testing", "fuseplug_verify")
+"""The packages whose code is not the kernel's."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Raised:
 
     def by_the_kernel(self, where: str) -> Finding:
         """The finding that the kernel raises where the original does not."""
-        return Finding(where, fault=f"raises {self}, where the original does not")
+        return Finding(where, fault=f"raises {self}{_line(self.error)}, where the original does not")
 
 
 def attempt(call: Callable[[], T]) -> T | Raised:
@@ -94,6 +96,15 @@ def raised(error: BaseException) -> str:
     """An error in one line."""
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[0][:160]}" if said else type(error).__name__
+
+
+def _line(error: Exception) -> str:
+    """The last line of the kernel's own code that *error* went through; ``""`` if it went through none."""
+    frames = traceback.walk_tb(error.__traceback__)
+    own = [
+        (frame, line) for frame, line in frames if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_ITS
+    ]
+    return f" ({own[-1][0].f_code.co_filename}:{own[-1][1]})" if own else ""
 
 
 def _codes(error: Exception) -> Iterator[CodeType]:

@@ -37,7 +37,7 @@ CHECKS = (
     Check("match", declaration.match, "specimen", runs=False, needs=()),
     Check("specimens", declaration.fuses, "specimen", runs=False, needs=()),
     Check("example", declaration.examples, "case", runs=False, needs=("specimens",)),
-    Check("reads", reads.reads, "case", runs=False, needs=("specimens",)),
+    Check("reads", reads.reads, "case", runs=False, needs=("specimens", "example")),
     Check("numbers", numbers.numbers, "case", needs=("specimens",)),
     Check("lazy", lazies.lazy, "case"),
     Check("own-call", own_calls.own_calls, "specimen"),

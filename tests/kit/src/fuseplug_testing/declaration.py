@@ -124,7 +124,7 @@ def fuses(specimen: Specimen) -> Iterator[Finding]:
 
 
 def examples(case: Case) -> Iterator[Finding]:
-    """One generator makes one example, another another; nothing else is drawn from; sizes are followed."""
+    """One generator makes one example, another another; nothing else is drawn from; sizes and dtypes are followed."""
     proposal = case.proposal
     for mix in proposal.mixes:
         before = ProcessState()
@@ -149,6 +149,23 @@ def examples(case: Case) -> Iterator[Finding]:
         f"{elements} elements in the main input where at least {largest} are asked for: the kernel is not checked there"
     )
     yield Finding(f"size {largest}", fault="" if elements >= largest // 2 else short)
+    if case.subject.module is not None:
+        odd = _of_another_dtype(case.subject.module, case.example())
+        fault = f"{odd}: put the module's own mix first in mixes, or its own calls go to the original" if odd else ""
+        yield Finding(f"{proposal.mixes[0]}, the first of mixes", fault=fault)
+
+
+def _of_another_dtype(module: nn.Module, example: Example) -> str:
+    """The first tensor of *example* that has another dtype than *module*'s own of this name; ``""`` if none has."""
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    given = dict(example.parameters)
+    for name, child in example.children.items():
+        tensors = (*child.named_parameters(), *child.named_buffers())
+        given |= {f"{name}.{inner}": tensor for inner, tensor in tensors}
+    for name, tensor in given.items():
+        if name in own and own[name].dtype != tensor.dtype:
+            return f"{name} is {tensor.dtype}, and the module's {own[name].dtype}"
+    return ""
 
 
 def _wrong_entry_point(cls: type) -> str:

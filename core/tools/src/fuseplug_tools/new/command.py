@@ -41,13 +41,13 @@ def new(
     request = request_of(name, op=op, backend=backend, params=params)
     folder = into or Path(request.distribution)
     written, edits = write(request, folder)
-    typer.echo(f"{folder}: {request.distribution}, with the kernel {request.kernel_id}")
+    typer.echo(f"written to {folder}: {request.distribution}, with the kernel {request.kernel_id}")
     for path in written:
         typer.echo(f"  {path.as_posix():<40} {edits.get(path, '')}".rstrip())
     commands = (f"cd {folder}", 'pip install -e ".[testing]"', "pytest")
     typer.echo("\n".join(["\nNow:", *(f"  {command}" for command in commands)]))
     # Where another device is only stood in for, the tests know how.
     again = f"fuseplug check {request.kernel_id} --quick" if backend == "inductor" else "pytest"
-    typer.echo("\nThen change the files that have a note above, one after the other, and look after each:")
+    typer.echo("\nThen change the files that have a note above, one after the other, and check after each:")
     typer.echo(f"  {again}")
     typer.echo("  fuseplug plan MODEL    # where it is used; a folder with a config.json, or an id of the Hub")

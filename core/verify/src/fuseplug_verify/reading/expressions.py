@@ -62,8 +62,7 @@ class Expressions(Walking):
     def condition(self, test: Any, *, raises: bool = False) -> Value:
         """What *test* stands for; it is a branch if only examples can vary it. Each part of ``and`` is by itself."""
         if isinstance(test, ast.BoolOp):
-            values = [self.condition(part, raises=raises) for part in test.values]
-            return Value(tried=is_tried(values))
+            return Value(tried=is_tried([self.condition(part, raises=raises) for part in test.values]))
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             return Value(tried=self.condition(test.operand, raises=raises).tried)
         value = self.value(test)

@@ -28,8 +28,7 @@ def home(thing: Any) -> str:
         return home(thing.__objclass__)
     if is_a(thing, types.ModuleType):
         return str(thing.__name__)
-    cls = thing if is_a(thing, type) else type(thing)
-    return str(type.__dict__["__module__"].__get__(cls))
+    return str(type.__dict__["__module__"].__get__(thing if is_a(thing, type) else type(thing)))
 
 
 def is_library(thing: Any) -> bool:

@@ -71,7 +71,7 @@ class ProcessState:
     def _settings_changed(self, wanted: Callable[[str], bool]) -> list[str]:
         now = _settings(self._environ)
         return [
-            f"{name} was {_short(self._settings.get(name))} and is {_short(value)}"
+            f"{name} {_change(self._settings.get(name), value)}"
             for name, value in now.items()
             if wanted(name)
             and self._settings.get(name) != value
@@ -90,6 +90,6 @@ def owners_of(module: torch.nn.Module) -> list[type | types.ModuleType]:
     return [*classes, *dict.fromkeys(homes)]
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) < 60 else "otherwise"
+def _change(before: object, now: object) -> str:
+    texts = repr(before), repr(now)
+    return "was changed" if max(map(len, texts)) >= 60 else f"was {texts[0]} and is {texts[1]}"
