@@ -197,11 +197,12 @@ def _shaped(rows: Tensor, shape: Sequence[int]) -> Tensor:
 def _rows(tensor: Tensor) -> tuple[Tensor, bool]:
     """*tensor* as a matrix of rows, so that its rank is no reason to compile again; a shared vector stays one.
 
-    And whether no two of the rows lie apart.
+    And whether no two of the rows lie apart. Rows that share memory are copied: a program for a row that is repeated
+    would have its distance of 0 compiled in, and be right for no other.
     """
     if tensor.dim() > 2:
         tensor = tensor.reshape(-1, tensor.shape[-1])
-    if tensor.stride(-1) != 1:
+    if tensor.stride(-1) != 1 or tensor.stride(0) < tensor.shape[-1]:
         tensor = tensor.contiguous()
     return tensor, tensor.is_contiguous()
 
