@@ -94,6 +94,13 @@ def test_a_result_is_in_rows_and_no_view_whatever_the_formula_gives(shape, gradi
         torch.testing.assert_close(x.grad, torch.full(shape, 4.0))
 
 
+def test_rows_lie_apart_as_they_may_whichever_came_first():
+    """The distance of rows that are repeated, or that overlap, would be compiled in."""
+    formula, table = Compiled(normed), some(8)
+    for x in (some(1, 8).expand(4, 8), some(5, 20)[:, :8], some(40).unfold(0, 8, 1), some(2, 3, 16)[..., :8]):
+        torch.testing.assert_close(formula((), x, table), normed(x, table))
+
+
 def test_a_formula_that_makes_a_number_of_the_rows_is_refused():
     formula = Compiled(lambda x: x.view(len(x), 2, -1).flatten(1))
     with pytest.raises(TypeError, match="varies, but was taken for the number 4"):

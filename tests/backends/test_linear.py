@@ -55,6 +55,14 @@ def test_one_program_serves_all_sizes_and_what_is_merged_into_them(compiled):
     assert len(compiled._programs) == 1
 
 
+def test_rows_with_gaps_beside_a_dimension_without_extent_have_a_program_of_their_own(everything_compiled):
+    """As one head of keys that is cut out of a wider projection, after one that was not."""
+    compiled, q, table = CompiledLinear(scaled), some(2, 4, 1, 8), some(2, 1, 1, 8)
+    for k in (some(2, 1, 1, 8), some(2, 1, 1, 16)[..., 8:]):
+        found = compiled([(2.0,), (2.0,)], [q, k], [table])
+        torch.testing.assert_close(tuple(found), (scaled(q, table, 2.0), scaled(k, table, 2.0)))
+
+
 def test_each_of_several_tensors_has_its_constants_and_its_shape(compiled):
     one, two = some(2, 3, 7), some(2, 5, 7)
     table = some(2, 1, 7)

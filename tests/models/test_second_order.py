@@ -1,4 +1,4 @@
-"""Gradients of gradients through what Inductor compiled, in every dtype: those of the unfused original."""
+"""Gradients of gradients through what Inductor compiled, in every dtype, and several at once: those of the original."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def experts():
 
 
 def normed(variant):
-    gate = {"gate": some(6, 32, seed=2)} if variant.startswith("gated") else {}
+    gate = {"gate": some(2, 3, 32, seed=2)} if variant.startswith("gated") else {}
     return (
         lambda function, **tensors: function(**tensors, variant=variant).square().sum(),
         (norm.rms_norm, norm_reference.rms_norm),
-        lambda: {"x": some(6, 32), "weight": some(32, seed=1), **gate},
+        lambda: {"x": some(2, 3, 32), "weight": some(32, seed=1), **gate},
     )
 
 
@@ -84,12 +84,12 @@ OPS = {
     "swiglu": (
         lambda function, gate, up: function(gate, up).square().sum(),
         (gate.swiglu, gate_reference.swiglu),
-        lambda: {"gate": some(6, 32), "up": some(6, 32, seed=1)},
+        lambda: {"gate": some(2, 3, 32), "up": some(2, 3, 32, seed=1)},
     ),
     "swiglu, wide": (
         lambda function, gate, up: function(gate, up, variant="wide").square().sum(),
         (gate.swiglu, gate_reference.swiglu),
-        lambda: {"gate": some(6, 32), "up": some(6, 32, seed=1)},
+        lambda: {"gate": some(2, 3, 32), "up": some(2, 3, 32, seed=1)},
     ),
     "rope": (
         rotated,
@@ -138,6 +138,17 @@ def test_a_penalty_on_gradients_has_the_gradients_of_the_original(started, op, d
         original = penalty(functools.partial(scalar, reference), tensors, wanted)
         assert_as_right(penalty(functools.partial(scalar, fused), tensors, wanted), original, truth, dtype)
     assert bool(started) == (op != "linear_cross_entropy" or dtype is not torch.float16)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_several_gradients_at_once_are_those_of_one_after_the_other(op):
+    """As ``jacobian(vectorize=True)`` asks for them: a batch of gradients has no memory that a program could read."""
+    scalar, (fused, _), make = OPS[op]
+    leaves = {name: t.requires_grad_() for name, t in make().items()}
+    total, upstream = scalar(fused, **leaves), torch.tensor([1.0, -0.5, 2.0])
+    batch = torch.autograd.grad(total, [*leaves.values()], upstream, is_grads_batched=True, retain_graph=True)
+    single = [torch.autograd.grad(total, [*leaves.values()], factor, retain_graph=True) for factor in upstream]
+    torch.testing.assert_close(batch, tuple(map(torch.stack, zip(*single, strict=True))))
 
 
 @thorough

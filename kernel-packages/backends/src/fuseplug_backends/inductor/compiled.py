@@ -19,7 +19,7 @@ from torch import Tensor
 from fuseplug.fallback import is_small_declined
 
 from ..differentiating import differentiable, recording
-from ..torch_private import reinterpret_tensor, storage_id
+from ..torch_private import is_legacy_batchedtensor, reinterpret_tensor, storage_id
 from ..tracing import is_watched
 from .layout import keeping_order, strides_of
 from .program import Program
@@ -166,20 +166,20 @@ def worth_compiling(shape: Sequence[int], *tensors: Tensor | None) -> bool:
     It is for rows, so *shape* has two dimensions or more; it is not empty; what the program gets, *tensors*, is
     `plain`. Where small calls are declined, there are `SMALL` elements or more.
     """
-    least = SMALL if is_small_declined() else 1
-    return len(shape) > 1 and math.prod(shape) >= least and plain(*tensors)
+    return len(shape) > 1 and math.prod(shape) >= (SMALL if is_small_declined() else 1) and plain(*tensors)
 
 
 def plain(*tensors: Tensor | None) -> bool:
     """Whether *tensors* can be handed to a compiled program, here and now.
 
     Tracers, functorch transforms, forward-mode differentiation and dispatch modes want to see the operations;
-    subclasses (DTensor, fake tensors) bring operations of their own.
+    subclasses (DTensor, fake tensors) bring operations of their own, and so does a batch of gradients.
     """
+    watched = is_watched()  # first, because Dynamo does not trace the other question
     for t in tensors:
-        if t is not None and type(t) is not Tensor and type(t) is not torch.nn.Parameter:
+        if t is not None and (watched or type(t) not in (Tensor, torch.nn.Parameter) or is_legacy_batchedtensor(t)):
             return False
-    return not is_watched()
+    return not watched
 
 
 def plain_floating(*tensors: Tensor | None) -> bool:
@@ -197,11 +197,12 @@ def _shaped(rows: Tensor, shape: Sequence[int]) -> Tensor:
 def _rows(tensor: Tensor) -> tuple[Tensor, bool]:
     """*tensor* as a matrix of rows, so that its rank is no reason to compile again; a shared vector stays one.
 
-    And whether no two of the rows lie apart.
+    And whether no two of the rows lie apart. Rows that share memory are copied: a program for a row that is repeated
+    would have its distance of 0 compiled in, and be right for no other.
     """
     if tensor.dim() > 2:
         tensor = tensor.reshape(-1, tensor.shape[-1])
-    if tensor.stride(-1) != 1:
+    if tensor.stride(-1) != 1 or tensor.stride(0) < tensor.shape[-1]:
         tensor = tensor.contiguous()
     return tensor, tensor.is_contiguous()
 

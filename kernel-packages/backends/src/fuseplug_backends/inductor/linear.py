@@ -6,6 +6,7 @@ them into one. The backward of a linear formula needs neither its input nor its 
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -157,9 +158,8 @@ def _views(memory: Memory, count: int, *, keep_order: bool) -> _Views:
 
 def _aligned(shape: torch.Size, stride: Sequence[int], rank: int) -> tuple[list[int], list[int]]:
     """Size and stride with as many dimensions as the first tensor has; what is only repeated has size 1."""
-    missing = rank - len(shape)
     sizes = [1 if step == 0 else size for size, step in zip(shape[:-1], stride[:-1], strict=True)]
-    return [1] * missing + [*sizes, shape[-1]], [0] * missing + list(stride)
+    return [1] * (rank - len(shape)) + [*sizes, shape[-1]], [0] * (rank - len(shape)) + list(stride)
 
 
 def _order_of_memory(xs: Sequence[tuple[list[int], list[int]]], rank: int) -> list[int]:
@@ -194,8 +194,8 @@ def _mergeable(size: list[int], stride: list[int], *, outer: int, inner: int) ->
 
 def _kind(size: tuple[int, ...], stride: tuple[int, ...]) -> Hashable:
     """What of a view is compiled in: the width, which dimensions are broadcast, and which have no gap below them."""
-    tight = [size[i] == 1 or stride[i] == size[i + 1] * stride[i + 1] for i in range(len(size) - 1)]
-    return (size[-1], tuple([extent == 1 for extent in size[:-1]]), tuple(tight))
+    apart = [dim for dim, extent in enumerate(size) if extent > 1]
+    return len(size), size[-1], tuple([(i, stride[i] == size[j] * stride[j]) for i, j in itertools.pairwise(apart)])
 
 
 def _program(

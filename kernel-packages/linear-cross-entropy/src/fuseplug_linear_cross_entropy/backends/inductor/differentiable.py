@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from fuseplug_backends.inductor import differentiated_again, plain, recording, vjp
-from fuseplug_backends.tracing import is_batch_of_gradients
 
 from ...reference import STATISTICS, logits_of
 from .chunks import Head, Needs, differentiated, values_of
@@ -104,7 +103,7 @@ class _WeightedSum(torch.autograd.Function):
 
 def _is_for_formula(grads: Sequence[Tensor]) -> bool:
     """Whether a backward is to be computed by plain PyTorch, with all logits in memory."""
-    return differentiated_again() or not plain(*grads) or any(map(is_batch_of_gradients, grads))
+    return differentiated_again() or not plain(*grads)
 
 
 def _with_labels(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

@@ -222,7 +222,7 @@ class _Linear(torch.autograd.Function):
         (index, rows, *matrices), bias = ctx.saved_tensors, ctx.bias
         form = ctx.form._replace(order=ctx.form.order.by(index))
         needs_rows, needs_bias, *needs = ctx.needs_input_grad[1:]
-        if differentiated_again():
+        if differentiated_again() or not plain(grad):
             formula = functools.partial(_formula, form)
             return (None, *vjp(formula, (rows, bias, *matrices), ctx.needs_input_grad[1:], (grad,)))
         order, transposed = form.order, form.transposed
