@@ -5,7 +5,6 @@ A number that has become too high is lowered in the change that made it so: the 
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from pathlib import Path
 
