@@ -40,8 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Import the tests without looking for garbage, and never again look for it among what they imported: half a second
-    for each of the hundreds of collections of a run.
+    """Import the tests without looking for garbage, and never again look for it among what they imported: about a
+    twentieth of the time of a run.
     """
     gc.disable()
     try:
@@ -96,5 +96,5 @@ def _same_random_numbers() -> None:
     """A tolerance that one draw in a thousand exceeds is a test that fails one day, for nobody's mistake."""
     import torch  # not before a plug-in had its say: torch_npu needs its stand-in first
 
-    # Of devices with generators of their own, too. Where there are none, it would note a stack for each that may come.
+    # Other devices have generators of their own. On the CPU, torch would note a stack for each device that may come.
     (torch.default_generator if backends.NAME == "inductor" else torch).manual_seed(0)
