@@ -37,7 +37,7 @@ def answer(module, device, kernel):
     return entry.variant if entry.kernel_id == kernel else dict(entry.rejections)[kernel].reason
 
 
-def test_the_model_is_recognised_and_inductor_computes_it(mish):
+def test_the_model_is_recognised_and_inductor_computes_it(mish, small_checks):
     module, x = Separate(Mish()), torch.randn(2, 5, HIDDEN)
     expected = module(x)
     with KernelManager(environ={"FUSEPLUG_KERNELS": "inductor_fused_swiglu"}).apply_all(module) as applied:

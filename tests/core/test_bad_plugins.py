@@ -96,7 +96,7 @@ def test_a_forgotten_offset_is_rejected(manager):
 
 @pytest.mark.parametrize("function", ["raises", "raises_when_large"])
 def test_a_kernel_that_raises_is_rejected_with_what_it_said(manager, function):
-    manager.register(variant_of(NormKernel, "bad", function=f"support.bad:{function}"))
+    manager.register(variant_of(NormKernel, "bad", function=f"support.bad:{function}", check_sizes=(512, 4096)))
     _, rejection = only_answer(manager.apply_all(Norm()).report)
     assert rejection.kind == "error"
     assert "RuntimeError while running on cpu: " in rejection.reason

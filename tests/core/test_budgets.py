@@ -5,7 +5,6 @@ A number that has become too high is lowered in the change that made it so: the 
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from support.house import is_private, lines_of_code
 
 import fuseplug_verify
 
-from .test_architecture import SOURCES, Private, imports
+from .test_architecture import SOURCES, Private, imports, parsed
 
 ROOT = Path(__file__).parents[2]
 SLACK = 0.02
@@ -95,7 +94,7 @@ def test_private_names_of_torch_become_fewer():
         for source in SOURCES
         if "tests" not in source.parts
         for path in source.rglob("*.py")
-        for name in Private(ast.parse(path.read_text())).found
+        for name in Private(parsed(path.read_text())).found
     }
     within(len(names), PRIVATE_NAMES_OF_TORCH, "private names of torch")
 

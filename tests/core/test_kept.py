@@ -26,25 +26,23 @@ from fuseplug_verify.verification import evidence
 from fuseplug_verify.verification.evidence import UnstableError, stable
 
 PACKAGE = """
-from typing import ClassVar
-from fuseplug_rmsnorm.kernels import RMSNormKernel
+from support.kernels import NormKernel, variant_of
 
-class Counting(RMSNormKernel):
-    kernel_id: ClassVar[str] = "counting_rmsnorm"
-    function: ClassVar[str] = "kept_kernel.numbers:rms_norm"
-    check_sizes: ClassVar[tuple[int, ...]] = (64,)
+Counting = variant_of(NormKernel, "counting_norm", function="kept_kernel.numbers:norm", check_sizes=(64,))
 """
 NUMBERS = """
-from fuseplug_rmsnorm.reference import rms_norm as reference
+from support.kernels import norm_reference as reference
 
 calls = 0
 
-def rms_norm(*args, **kwargs):
+def norm(*args, **kwargs):
     global calls
     calls += 1
     return reference(*args, **kwargs)
 """
 BEFORE = time.time() - 3600
+
+pytestmark = pytest.mark.usefixtures("examined_once")
 
 
 def install(folder, name, version, when=BEFORE):
@@ -80,8 +78,9 @@ def cache(tmp_path, monkeypatch):
     where = tmp_path / "cache"
     monkeypatch.setenv(disk_cache.VARIABLE, str(where))
     installed = evidence._must_be_installed
-    # This checkout is installed as editable.
-    monkeypatch.setattr(evidence, "_must_be_installed", lambda name: name.startswith("fuseplug") or installed(name))
+    # This checkout is installed as editable, and the kernel's reference is a test's.
+    here = ("fuseplug", "support")
+    monkeypatch.setattr(evidence, "_must_be_installed", lambda name: name.startswith(here) or installed(name))
     monkeypatch.setattr(evidence, "_installed", evidence._installed.__wrapped__)
     return where
 
@@ -115,8 +114,8 @@ class TestWhatIsKept:
     @pytest.mark.skipif(cpp_compiler(os.environ) is None, reason="Inductor needs a C++ compiler")
     def test_where_compilers_run_side_by_side_it_is_not_run_for_them_either(self, checked, written, monkeypatch):
         monkeypatch.setattr(rehearsal, "inductor_threads", lambda: 2)
-        compiling = PACKAGE.replace("class Counting(", "class Counting(InductorKernel, ")
-        written("__init__.py", "from fuseplug_backends.inductor import InductorKernel\n" + compiling)
+        compiling = "\nclass Counting(InductorKernel, Counting):\n    pass\n"
+        written("__init__.py", "from fuseplug_backends.inductor import InductorKernel\n" + PACKAGE + compiling)
         said, calls = checked()
         assert said == "passed"
         assert calls > 5
@@ -259,7 +258,7 @@ class TestWhatIsNotKept:
 
     def test_anything_of_a_kernel_that_is_in_no_package(self, written, cache):
         class Here(importlib.import_module("kept_kernel").Counting):
-            kernel_id = "here_rmsnorm"
+            kernel_id = "here_norm"
 
         for _ in range(2):
             (entry,) = manager_of(Here).plan(Norm()).report.entries

@@ -49,7 +49,7 @@ def value_leans(x, *rest):
     ],
 )
 def test_a_kernel_that_leans_is_refused(function, why):
-    kernel = variant_of(NormKernel, "leaning", function=f"{__name__}:{function}")
+    kernel = variant_of(NormKernel, "leaning", function=f"{__name__}:{function}", check_sizes=(512, 4096))
     (entry,) = manager_of(kernel).plan(Norm().bfloat16()).report.left_alone
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(entry.why_not)

@@ -13,6 +13,8 @@ from torch._subclasses import FakeTensorMode
 
 from fuseplug import KernelManager
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 
 def with_buffer(tensor):
     norm = Norm()

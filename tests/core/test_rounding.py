@@ -57,7 +57,8 @@ def gradients_differ(x, *args):
 
 
 def planned(function, rounding="exact", **options):
-    kernel = variant_of(NormKernel, "the_norm", function=function if ":" in function else f"{__name__}:{function}")
+    function = function if ":" in function else f"{__name__}:{function}"
+    kernel = variant_of(NormKernel, "the_norm", function=function, check_sizes=(512, 4096))
     return manager_of(kernel).plan(Norm(), rounding=rounding, **options).report
 
 

@@ -48,7 +48,7 @@ def test_a_model_computes_each_sequence_as_by_itself(manager, name):
 
     alone = torch.cat([model(part, use_cache=False).logits for part in ids.split(LENGTHS, 1)], 1)
     expected = gradients(alone)
-    with manager.apply_all(model), pytest.raises(ValueError, match="can't keep packed sequences apart"):
+    with manager.apply_all(model, verify=False), pytest.raises(ValueError, match="can't keep packed sequences apart"):
         model(ids, **how, **bounds)
     with manager.apply_all(model, **ALLOW) as applied:
         assert sum(bool(entry.gives_up) for entry in applied.report.fused) == 2, applied.report

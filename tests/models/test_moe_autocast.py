@@ -14,7 +14,7 @@ from fuseplug import KernelManager
 from fuseplug_moe.kernels import InductorMoEKernel
 from fuseplug_moe.specimens import listed_blocks, stacked_experts
 
-pytestmark = pytest.mark.usefixtures("checked_once")
+pytestmark = pytest.mark.usefixtures("checked_once", "small_checks")
 
 HALVES = (torch.bfloat16, torch.float16)
 FIVE = transformers.__version__ >= "5"

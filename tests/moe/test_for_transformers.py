@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from support.mixtures import assert_close
+from support.programs import by_pytorch
 from support.thorough import quick_if
 from support.tiny import build, inputs, step
 from survey import build as survey
@@ -18,6 +19,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 import fuseplug_moe.for_transformers as door
+from fuseplug_backends.inductor import Program
 
 moe_door = pytest.importorskip("transformers.integrations.moe", reason="older than experts implementations")
 EXPERTS = moe_door.ALL_EXPERTS_FUNCTIONS
@@ -171,7 +173,8 @@ def test_the_experts_of_every_model_compute_what_they_did(name, calls):
 class TestNotOurs:
     """What transformers' own grouped_mm computes, to the bit."""
 
-    def test_small_calls(self, name, calls):
+    def test_small_calls(self, name, calls, monkeypatch):
+        monkeypatch.setattr(Program, "__call__", by_pytorch)
         module, usual = experts_of("qwen3_moe"), door.register_experts(name)
         for tokens, ours in ((511, 0), (512, 1)):
             arguments = routed(module, tokens)

@@ -83,9 +83,10 @@ MODELS = {
 """The family, the arguments of the config, how many mixers there are if known, and how many calls each makes."""
 
 QUICK = [
-    *(("mamba", torch.bfloat16), ("zamba", torch.float32), ("mamba2", torch.bfloat16), ("falcon_h1", torch.float32)),
-    *(("qwen3_5_text", torch.bfloat16), ("kimi_linear", torch.float32)),
+    *(("mamba", torch.bfloat16), ("mamba2", torch.float32), ("qwen3_5_text", torch.bfloat16)),
+    ("kimi_linear", torch.float32),
 ]
+"""One of each family."""
 
 
 def fused_by(op):
@@ -138,7 +139,7 @@ def test_logits_and_gradients_are_as_near_to_the_truth_as_those_of_the_unfused_m
 
 
 @five
-@pytest.mark.parametrize("name", quick_if(MODELS, ("mamba", "zamba", "mamba2", "falcon_h1", "qwen3_5_text")))
+@pytest.mark.parametrize("name", quick_if(MODELS, ("mamba", "mamba2", "qwen3_5_text")))
 def test_training_under_autocast_and_generation_are_computed_by_the_kernel(name):
     kind, values, _, calls = MODELS[name]
     family = FAMILIES[kind]

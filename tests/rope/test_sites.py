@@ -149,7 +149,7 @@ def test_exactly_the_right_variant_of_a_function_of_transformers_is_found(manage
         if model in ("glm4v", "modernbert"):
             pytest.skip("in transformers 4.57 its methods call another function")
         variant = OTHERWISE_BEFORE.get(model, variant)
-    assert found(manager.plan(bare(calling)).report)[function] == variant
+    assert found(manager.plan(bare(calling), verify=False).report)[function] == variant
 
 
 @pytest.mark.parametrize("module", specimens.specimens(), ids=lambda module: type(module).__name__)

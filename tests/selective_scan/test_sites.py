@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.recurrences import assert_left_alone
+from support.recurrences import assert_given_as_asked, assert_left_alone
 
 from fuseplug_selective_scan.specimens import Mixer, selective_scan
 
@@ -78,14 +78,7 @@ def test_what_is_asked_for_is_given(manager):
         gated | {"return_last_state": True},
         {"D": D, "seq_idx": None, "num_items_in_batch": 3},
     ]
-    expected = [module(x, dt.abs(), A, B, C, **how) for how in hows]
-    with manager.apply_all(module) as applied:
-        for how, before in zip(hows, expected, strict=True):
-            result = module(x, dt.abs(), A, B, C, **how)
-            torch.testing.assert_close(result, before, rtol=1e-4, atol=1e-5)
-            strides = [[t.stride() for t in ([r] if isinstance(r, torch.Tensor) else r)] for r in (result, before)]
-            assert strides[0] == strides[1]
-        assert [(count.fused, count.original) for count in applied.calls()] == [(3, 0)]
+    assert_given_as_asked(manager, module, (x, dt.abs(), A, B, C), hows)
 
 
 def test_calls_that_are_not_the_kernels_are_the_originals(manager):

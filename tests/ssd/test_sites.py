@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.recurrences import assert_left_alone
+from support.recurrences import assert_given_as_asked, assert_left_alone
 
 from fuseplug_ssd.recognise.adapters import ChunkScanAdapter
 from fuseplug_ssd.specimens import Mixer, chunk_scan
@@ -100,21 +100,13 @@ class Calling(Mixer):
 
 def test_what_is_asked_for_is_given(manager):
     module = Calling()
-    call = arguments_of(module, HIDDEN)
     state = torch.randn(2, module.heads, module.width, module.states)
     hows = [
         {"dt_softplus": True},
         {"dt_softplus": True, "dt_limit": (0.2, 0.4)},
         {"dt_softplus": True, "return_final_states": True, "initial_states": state},
     ]
-    expected = [module(*call, **how) for how in hows]
-    with manager.apply_all(module) as applied:
-        for how, before in zip(hows, expected, strict=True):
-            result = module(*call, **how)
-            torch.testing.assert_close(result, before, rtol=1e-4, atol=1e-5)
-            strides = [[t.stride() for t in ([r] if isinstance(r, torch.Tensor) else r)] for r in (result, before)]
-            assert strides[0] == strides[1]
-        assert [(count.fused, count.original) for count in applied.calls()] == [(3, 0)]
+    assert_given_as_asked(manager, module, arguments_of(module, HIDDEN), hows)
 
 
 def test_calls_that_are_not_the_kernels_are_the_originals(manager):

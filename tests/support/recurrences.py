@@ -92,3 +92,17 @@ def assert_left_alone(manager: KernelManager, module: nn.Module, why: str) -> No
     report = manager.plan(module).report
     assert not report.fused, report
     assert why in "; ".join(entry.why_not for entry in report.left_alone), report
+
+
+def assert_given_as_asked(
+    manager: KernelManager, module: nn.Module, arguments: Sequence[Any], hows: Sequence[Mapping[str, Any]]
+) -> None:
+    """The kernel computes the call of *module* with each of *hows*: values and strides are the original's."""
+    expected = [module(*arguments, **how) for how in hows]
+    with manager.apply_all(module) as applied:
+        for how, before in zip(hows, expected, strict=True):
+            result = module(*arguments, **how)
+            torch.testing.assert_close(result, before, rtol=1e-4, atol=1e-5)
+            strides = [[t.stride() for t in ([r] if isinstance(r, Tensor) else r)] for r in (result, before)]
+            assert strides[0] == strides[1]
+        assert [(count.fused, count.original) for count in applied.calls()] == [(len(hows), 0)]

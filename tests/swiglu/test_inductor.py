@@ -10,10 +10,11 @@ import threading
 import pytest
 import torch
 from support.gates import BF16, HALF, INNER, SINGLE, TOLERANCE, both, options, tensors
+from support.recorded import uncompiled
 from support.thorough import few_on, first_quick, thorough
 from torch import nn
 
-from fuseplug_backends.inductor import compiled
+from fuseplug_backends.inductor import compiled, program
 from fuseplug_swiglu import functional
 from fuseplug_swiglu.backends import inductor
 from fuseplug_swiglu.kernels import InductorSwiGLUKernel
@@ -23,8 +24,8 @@ from fuseplug_swiglu.specimens import mlps
 
 # Each variant and layout once, and the activations of several operations; all combinations would compile for minutes.
 COMBINATIONS = [
-    ("silu", "plain", None, SINGLE),
     ("silu", "plain", "gate-second", BF16),
+    ("silu", "plain", None, SINGLE),
     ("gelu", "wide", None, BF16),
     ("gelu_new", "clamp-after", "interleaved", SINGLE),
     ("swish", "clamp-before-offset", "gate-first", HALF),
@@ -34,7 +35,15 @@ COMBINATIONS = [
 ]
 
 
-@pytest.mark.parametrize(("activation", "variant", "layout", "dtype"), first_quick(COMBINATIONS, 2))
+@pytest.fixture
+def traced(ran, monkeypatch):
+    """The programs that are started, and recorded but not made into machine code: for how many there are."""
+    monkeypatch.setattr(inductor._fused, "_programs", {})
+    monkeypatch.setattr(program, "compiled_by_inductor", uncompiled)
+    return ran
+
+
+@pytest.mark.parametrize(("activation", "variant", "layout", "dtype"), first_quick(COMBINATIONS))
 def test_values_and_gradients_are_right_compiled(ran, backend, activation, variant, layout, dtype):
     functions = both(inductor, **options(activation, variant, layout))
     backend.assert_right(*functions, tensors(layout, dtype), TOLERANCE["inductor"])
@@ -78,8 +87,7 @@ def test_what_autocast_would_widen_is_not_compiled_under_it(backend, activation,
     assert bool(backend.launches) == compiles
 
 
-def test_threads_may_all_be_first(ran, monkeypatch):
-    monkeypatch.setattr(inductor._fused, "_programs", {})
+def test_threads_may_all_be_first(traced):
     gate, up = tensors(shape=(17, 40)).values()
     results = []
     threads = [threading.Thread(target=lambda: results.append(inductor.swiglu(gate, up))) for _ in range(4)]
@@ -92,21 +100,20 @@ def test_threads_may_all_be_first(ran, monkeypatch):
         torch.testing.assert_close(result, reference(gate, up))
 
 
-def test_one_forward_and_one_backward_are_compiled_for_each_width_whatever_the_shapes(ran, monkeypatch):
-    monkeypatch.setattr(inductor._fused, "_programs", {})
+def test_one_forward_and_one_backward_are_compiled_for_each_width_whatever_the_shapes(traced):
     for shape in [(4, 6, 48), (7, 48), (2, 3, 5, 48), (48, 48), (3, 32), (300, 32), (0, 32)]:
         inputs = [t.requires_grad_() for t in tensors(shape=shape).values()]
         inductor.swiglu(*inputs).sum().backward()
         with torch.no_grad():
             inductor.swiglu(*inputs)
-    assert ran
+    assert traced
     assert 0 < sum(program.compilations for program in inductor._fused._programs.values()) <= 6
 
 
 @pytest.mark.xdist_group("fused gates")  # what is compiled for one serves the next
 class TestModules:
     @pytest.fixture
-    def fused(self, alone, ran):
+    def fused(self, alone, ran, small_checks):
         """Fuses a module with the kernel itself, its check included."""
 
         def fuse(module):

@@ -25,18 +25,24 @@ def test_all_are_right_and_called_and_nothing_is_written(file, capsys):
     assert {path: path.stat().st_mtime for path in RESULTS.iterdir()} == before
 
 
+CONTEST = contests.CONTESTS["linear_attention"][0]
+BASELINE = next(contender for contender in CONTEST.op.contenders if contender.name == EAGER)
+
+
+def between(make, **changes):
+    """A contest of two, of whom what *make* makes is called ours: nothing is compiled."""
+    return replace(CONTEST, op=replace(CONTEST.op, contenders=(Contender(OURS, make), BASELINE)), **changes)
+
+
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        (lambda *arguments: 1.001 * contests.linear_attention.CONVOLUTION.ours(*arguments), "wrong: result 0 is"),
+        (lambda *arguments: 1.001 * contests.linear_attention.CONVOLUTION.eager(*arguments), "wrong: result 0 is"),
         (lambda *arguments: arguments[0].missing, "fails: AttributeError"),
     ],
 )
 def test_a_kernel_that_is_wrong_or_fails_ends_it(monkeypatch, wrong, why):
-    (contest, *_), op = contests.CONTESTS["linear_attention"], contests.CONTESTS["linear_attention"][0].op
-    eager = next(contender for contender in op.contenders if contender.name == EAGER)
-    faulty = replace(contest, op=replace(op, contenders=(Contender(OURS, lambda _: wrong), eager)))
-    monkeypatch.setitem(contests.CONTESTS, "linear_attention", [faulty])
+    monkeypatch.setitem(contests.CONTESTS, "linear_attention", [between(lambda _: wrong)])
     with pytest.raises(SystemExit, match=f"causal_conv1d at 70: {OURS} {why}"):
         command.main([*QUICK, "--only", "linear_attention"])
 
@@ -46,7 +52,6 @@ def test_a_table_says_how_many_times_as_fast_as_its_baseline(monkeypatch):
         command, "by_turns", lambda runs, *_, **__: dict(zip(runs, ([10.0] * 3, [20.0] * 3), strict=True))
     )
     options = command.parse(QUICK)
-    contest = replace(contests.CONTESTS["linear_attention"][0], memory=False)
-    forward, _ = command.measure(contest, "float32", options)
+    forward, _ = command.measure(between(BASELINE.make, memory=False), "float32", options)
     assert forward.title == "Causal convolution, 4096 channels, width 4, float32, forward, in ms"
     assert [(row[1], row[2]["median"], row[3]) for row in forward.rows] == [(OURS, 0.01, 2.0), (EAGER, 0.02, 1.0)]

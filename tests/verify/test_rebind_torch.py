@@ -12,7 +12,7 @@ import sys
 import types
 
 import pytest
-from support.thorough import covering
+from support.thorough import covering, thorough
 
 torch = pytest.importorskip("torch")
 
@@ -309,6 +309,7 @@ class TestCompile:
         model(X).sum().backward()
         assert gradients == [layer.weight.grad for layer in model.layers]
 
+    @thorough
     def test_inductor(self, toy):
         model, plain = toy.Model(toy.Layer, 4), toy.Model(toy.Layer, 4)
         patch_all(model, MIXES["two and none"])

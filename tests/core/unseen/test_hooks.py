@@ -1,5 +1,6 @@
 """A child that the kernel no longer calls may get a hook, or a forward of its own: then the original runs."""
 
+import itertools
 import types
 from collections import deque
 from dataclasses import replace
@@ -11,6 +12,7 @@ from support.gated import GatedKernel
 from support.kernels import ExpertsAdapter, ExpertsKernel, NormKernel
 from support.managers import manager_of
 from support.models import MLP, Experts, Norm
+from support.thorough import covering
 from torch import nn
 
 
@@ -150,8 +152,7 @@ def hold_own(child):
     child.forward = types.MethodType(type(child).forward, child)
 
 
-@pytest.mark.parametrize("make", [nn.SiLU, Act])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("make", "compiled"), covering(itertools.product([nn.SiLU, Act], [False, True])))
 def test_the_forward_of_its_class_may_be_held_by_the_child_itself(make, compiled):
     def two():
         return nn.Sequential(MLP(act=make()), MLP(act=make()))
