@@ -169,6 +169,20 @@ def test_training_under_autocast_and_generation_are_computed_by_the_kernel(name)
 
 
 @five
+@pytest.mark.parametrize("name", quick_if(MODELS, ("mamba2",)))
+def test_a_compiled_model_computes_what_the_unfused_one_does(name):
+    """Guards compare what the functions close over, and the compiler goes into both."""
+    kind, values, *_ = MODELS[name]
+    model = build(name, torch.float32, **values).eval()
+    tokens = torch.arange(48).view(2, 24) + 3
+    with torch.no_grad():
+        before = model(tokens, use_cache=False).logits
+        with fused_by(FAMILIES[kind].op).apply_all(model, verify=False):
+            compiled = torch.compile(model, backend="eager")(tokens, use_cache=False).logits
+    torch.testing.assert_close(compiled, before, rtol=1e-4, atol=1e-5)
+
+
+@five
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_every_function_of_transformers_is_found(family):

@@ -101,7 +101,7 @@ class InUse:
             findings, undecided = [], False
         for target, _ in self._targets:
             if not (undecided and target.counter is pace):
-                target.counter.settle()
+                target.counter.until = 0
         if findings:
             self._say(findings)
 

@@ -12,6 +12,9 @@ import torch
 Route = Sequence[Any]
 """As in `Watch`: steps with a name and the store where that is."""
 
+_CONTENTS = (lambda contents: lambda: contents)(None).__code__
+"""Gives what is in the one cell that it closes over."""
+
 
 def at(owner: Any, route: Route) -> Any:
     """What is at *route* below *owner*.
@@ -47,7 +50,9 @@ def every(owner: Any, route: Route) -> list[Any]:
 def looked_up(space: Any, name: Any) -> Callable[[], Any]:
     """What looks up *name* in *space*, a cell or a mapping, and raises as that does if it is not there."""
     if isinstance(space, types.CellType):
-        return lambda: space.cell_contents
+        # Not space.cell_contents: Dynamo takes a cell that is an object for something else than one of a closure, and
+        # raises where a function that it inlines closes over the same.
+        return types.FunctionType(_CONTENTS, globals(), closure=(space,))
     if (module := _module_of(space, name)) is not None:
         return lambda: getattr(module, name)
     if isinstance(space, dict) and type(space) is not dict:

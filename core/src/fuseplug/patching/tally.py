@@ -67,10 +67,6 @@ class Count:
         """Tell nobody anything any more."""
         self.watcher, self.until = None, 0
 
-    def settle(self) -> None:
-        """Tell nobody of calls of the kernel any more."""
-        self.until = 0
-
     def reached(self) -> None:
         """Note that the kernel has computed as many calls as the watcher waits for."""
         self.until *= 2
