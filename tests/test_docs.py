@@ -71,6 +71,7 @@ KERNELS = {
     "an-op-that-spans-modules": {"FusedAddNorm": lambda page: page.Layer(8), "FusedLoss": called_with_labels},
     "test-a-kernel": {"FusedReLU2": None},
     "write-a-kernel": {
+        "FusedMLP": lambda page: page.MLP(16, 32),
         "FusedReLU2": lambda page: page.ReLUSquared(),
         "FusedSoftCap": lambda page: page.Scores(),
         "InductorReLU2": lambda page: page.ReLUSquared(),
