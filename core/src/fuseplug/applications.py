@@ -215,7 +215,8 @@ class Applied:
             if the model was undone.
         """
         model = self._model()
-        return self._application.in_use.look(after) if model is not None and self._applications.are_on(model) else []
+        in_force = model is not None and self._applications.are_on(model)
+        return self._application.in_use.look(after) if in_force else []
 
     def undo(self) -> None:
         """Take every fused kernel off the model, whichever call put it on. Safe to call twice.

@@ -19,8 +19,8 @@ from torch import Tensor
 from fuseplug.fallback import is_small_declined
 
 from ..differentiating import differentiable, recording
-from ..torch_private import is_legacy_batchedtensor, reinterpret_tensor, storage_id
-from ..tracing import is_watched
+from ..torch_private import reinterpret_tensor, storage_id
+from ..tracing import is_batch_of_gradients, is_watched
 from .layout import keeping_order, strides_of
 from .program import Program
 
@@ -175,11 +175,12 @@ def plain(*tensors: Tensor | None) -> bool:
     Tracers, functorch transforms, forward-mode differentiation and dispatch modes want to see the operations;
     subclasses (DTensor, fake tensors) bring operations of their own, and so does a batch of gradients.
     """
-    watched = is_watched()  # first, because Dynamo does not trace the other question
+    if is_watched():  # first, because Dynamo does not trace the last question
+        return False
     for t in tensors:
-        if t is not None and (watched or type(t) not in (Tensor, torch.nn.Parameter) or is_legacy_batchedtensor(t)):
+        if t is not None and (type(t) not in (Tensor, torch.nn.Parameter) or is_batch_of_gradients(t)):
             return False
-    return not watched
+    return True
 
 
 def plain_floating(*tensors: Tensor | None) -> bool:
