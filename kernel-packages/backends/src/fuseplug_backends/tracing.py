@@ -21,12 +21,6 @@ from .torch_private import (
 
 is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
-is_wrapped: Callable[[Tensor], bool] = is_functorch_wrapped_tensor
-"""Whether a transform of `torch.func` has made a tensor around another; its type is Tensor all the same."""
-
-is_batch_of_gradients: Callable[[Tensor], bool] = is_legacy_batchedtensor
-"""Whether a tensor is a batch of gradients, as ``torch.autograd.grad(is_grads_batched=True)`` makes them."""
-
 __all__ = [
     "are_modules_hooked",
     "is_batch_of_gradients",
@@ -55,6 +49,11 @@ def is_watched() -> bool:
     return is_traced() or peek_interpreter_stack() is not None or in_forward_mode() or len_torch_dispatch_stack() > 0
 
 
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether a transform of `torch.func` has made *tensor* around another; its type is Tensor all the same."""
+    return is_functorch_wrapped_tensor(tensor)
+
+
 def is_mapped(*tensors: Tensor) -> bool:
     """Whether `torch.func.vmap` runs over one of *tensors*, so that a value in it is not one number."""
     for tensor in tensors:
@@ -63,6 +62,11 @@ def is_mapped(*tensors: Tensor) -> bool:
                 return True
             tensor = get_unwrapped(tensor)
     return False
+
+
+def is_batch_of_gradients(tensor: Tensor) -> bool:
+    """Whether *tensor* is a batch of gradients, as ``torch.autograd.grad(is_grads_batched=True)`` makes them."""
+    return is_legacy_batchedtensor(tensor)
 
 
 def is_fake(tensor: Tensor) -> bool:

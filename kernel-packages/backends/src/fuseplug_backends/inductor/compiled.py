@@ -175,12 +175,11 @@ def plain(*tensors: Tensor | None) -> bool:
     Tracers, functorch transforms, forward-mode differentiation and dispatch modes want to see the operations;
     subclasses (DTensor, fake tensors) bring operations of their own, and so does a batch of gradients.
     """
-    if is_watched():  # first, because Dynamo does not trace the last question
-        return False
+    watched = is_watched()  # first, because Dynamo does not trace the other question
     for t in tensors:
-        if t is not None and (type(t) not in (Tensor, torch.nn.Parameter) or is_batch_of_gradients(t)):
+        if t is not None and (watched or type(t) not in (Tensor, torch.nn.Parameter) or is_batch_of_gradients(t)):
             return False
-    return True
+    return not watched
 
 
 def plain_floating(*tensors: Tensor | None) -> bool:

@@ -158,9 +158,8 @@ def _views(memory: Memory, count: int, *, keep_order: bool) -> _Views:
 
 def _aligned(shape: torch.Size, stride: Sequence[int], rank: int) -> tuple[list[int], list[int]]:
     """Size and stride with as many dimensions as the first tensor has; what is only repeated has size 1."""
-    missing = rank - len(shape)
     sizes = [1 if step == 0 else size for size, step in zip(shape[:-1], stride[:-1], strict=True)]
-    return [1] * missing + [*sizes, shape[-1]], [0] * missing + list(stride)
+    return [1] * (rank - len(shape)) + [*sizes, shape[-1]], [0] * (rank - len(shape)) + list(stride)
 
 
 def _order_of_memory(xs: Sequence[tuple[list[int], list[int]]], rank: int) -> list[int]:
