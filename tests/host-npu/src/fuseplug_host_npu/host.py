@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -107,9 +109,16 @@ def _wait_for_autograd() -> None:
 
     Kernels in Python make it hold objects of Python, which it frees after ``backward`` has returned. A thread that asks
     for the GIL while the interpreter ends is ended by pthread_exit, which aborts the process in a destructor of C++.
+    The thread frees the gradient of another backward after all that came before, so only the last few instructions of
+    that are left to a pause.
     """
     import torch
 
+    freed = threading.Event()
     with torch.inference_mode(False), torch.enable_grad():
         x = torch.zeros(1, device="npu", requires_grad=True)
-        torch.autograd.grad(x.view(1), x, torch.ones(1, device="npu"))  # a view: torch_npu's own, without Python
+        (gradient,) = torch.autograd.grad(x.view(1), x, torch.ones(1, device="npu"))
+    weakref.finalize(gradient, freed.set)
+    del gradient
+    freed.wait(timeout=10)
+    time.sleep(0.02)
