@@ -182,7 +182,10 @@ def _section(section: Section) -> str:
         *(["", section.picture] if section.picture else []),
     ]
     for title, rows in tables:
-        lines += ["", f"**{title}**", "", *(_pivoted(rows) if "contender" in rows[0] else _plain(rows))]
+        if len(rows) == 1:
+            lines += ["", f"**{title}**: {', '.join(map(_cell, rows[0].values()))}"]
+        else:
+            lines += ["", f"**{title}**", "", *(_pivoted(rows) if "contender" in rows[0] else _plain(rows))]
     return "\n".join([*lines, ""])
 
 
@@ -194,11 +197,11 @@ def _losses(sections: Iterable[Section]) -> str:
         slower = [row for row in rows if ratio and row.get("contender") == FUSED and row[ratio] < LOSES]
         clear = [row for row in slower if _apart(row, rows, ratio)]
         close += len(slower) - len(clear)
-        cells = (f"{', '.join(_keys(row).values())}: × {row[ratio]:.2f}" for row in clear)
+        cells = (f"{', '.join(map(' '.join, _keys(row).items()))}: × {row[ratio]:.2f}" for row in clear)
         lines += [f"| {title.rpartition(', in ')[0] or title} | {'; '.join(cells)} |"] if clear else []
     parts = []
     if lines:
-        spread = f"Slower than × {LOSES} of the unfused one, by more than both spread: their quartiles lie apart."
+        spread = f"These are slower than × {LOSES} of the unfused ones, and the quartiles of both lie apart:"
         parts += [spread, "", "| what | where |", "|---|---|", *lines, ""]
     if close:
         noise = (
