@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from typing import Any
 
 import importlib_metadata
 from sphinx.application import Sphinx
@@ -28,6 +29,9 @@ html_css_files = ["site.css"]
 html_additional_pages = {"index": "index.html"}  # the folder's own, which leads to the root_doc
 copybutton_exclude = ".linenos, .gp, .go"  # prompts and what is printed
 myst_heading_anchors = 4  # links to headings, as GitHub names them
+highlight_language = "none"  # a block that names no language is output, which Pygments would colour as Python
+pygments_dark_style = "github-dark"  # furo's own underlines the names of imports as if they were links
+smartquotes_action = "D"  # dashes only: quotes in quoted output stay those that a reader can search for
 
 default_role = "py:obj"  # `Name` in a docstring is a link if the name is in the reference, and code if not
 autodoc_member_order = "bysource"
@@ -51,13 +55,21 @@ def _contents(_: Sphinx, page: str, source: list[str]) -> None:
 
 
 def _command_line(_: Sphinx, page: str, source: list[str]) -> None:
-    """The page of the command line is followed by what typer writes of it."""
+    """The page of the command line is followed by what typer writes of it; links replace the sentences that it cuts."""
     if page == "docs/reference/cli":
         command = [sys.executable, "-m", "typer", "fuseplug.cli", "utils", "docs", "--name", "fuseplug"]
         written = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
+        written = re.sub(r"^\* `(\w+)`: .*\.\.\.$", r"* [`\1`](#fuseplug-\1)", written, flags=re.MULTILINE)
         source[0] += "\n" + written.replace("# `fuseplug`", "## `fuseplug`", 1)
+
+
+def _signature(*arguments: Any) -> tuple[str, str]:
+    """The signature as Python that Sphinx can read and link: ``<factory>`` of a dataclass and ``~P`` are none."""
+    *_, signature, returned = arguments
+    return signature and re.sub(r"~(?=[A-Z]\b)", "", signature.replace("<factory>", "...")), returned
 
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", _contents)
     app.connect("source-read", _command_line)
+    app.connect("autodoc-process-signature", _signature)

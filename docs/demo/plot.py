@@ -34,12 +34,12 @@ STYLE = {
 
 def draw(unfused: Run, fused: Run, races: Sequence[Race], path: Path) -> None:
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(13.5, 6.6), layout="constrained")
-        left, right = figure.subfigures(1, 2, width_ratios=(1, 1.7), wspace=0.05)
+        figure = Figure(figsize=(10, 6), layout="constrained")
+        left, right = figure.subfigures(1, 2, width_ratios=(1, 1.7), wspace=0.03)
         _draw_losses(left, unfused, fused)
         _draw_races(right, races)
-        figure.suptitle("The same model, seed and batches, unfused and fused", fontsize=13, fontweight="bold")
-        figure.supxlabel(machine.line(), fontsize=8.5, color=UNFUSED)
+        figure.suptitle("The same model, seed and batches, unfused and fused", fontsize=12, fontweight="bold")
+        figure.supxlabel(machine.line(), fontsize=9, color=UNFUSED)
         figure.savefig(path, dpi=150)
 
 
@@ -53,7 +53,7 @@ def draw_loss(losses: Losses, path: Path) -> None:
             series = (getattr(losses.fused, kind), getattr(losses.unfused, kind))
             for height, values, color in zip((0, 1), series, (FUSED, UNFUSED), strict=True):
                 middle = Spread.of(values).median
-                axes.barh(height, middle, height=0.55, color=color, alpha=0.75)
+                axes.barh(height, middle, height=0.55, color=color)
                 axes.plot(values, [height] * len(values), "|", color=INK, markersize=9)
                 axes.text(0.02 * max(series[1]), height, f"{middle:.2f}", va="center", color="white", fontweight="bold")
             axes.set_yticks([0, 1], ["fused", "unfused"])
@@ -61,8 +61,10 @@ def draw_loss(losses: Losses, path: Path) -> None:
             axes.set_xlim(0, 1.08 * max(map(max, series)))
             axes.set_xlabel(kind)
             axes.set_title(kinds[kind])
-        figure.suptitle(f"The loss of 1024 tokens, 151,936 words, {losses.dtype}", fontsize=12, fontweight="bold")
-        figure.supxlabel(machine.line(), fontsize=7.5, color=UNFUSED)
+        figure.suptitle(
+            f"The loss of 1024 tokens, a vocabulary of 151,936, {losses.dtype}", fontsize=12, fontweight="bold"
+        )
+        figure.supxlabel(f"bar: median; stroke: one step; {machine.line()}", fontsize=9, color=UNFUSED)
         figure.savefig(path, dpi=150)
 
 
@@ -82,10 +84,12 @@ def _draw_losses(figure: SubFigure, unfused: Run, fused: Run) -> None:
         low, high = min(d for _, d in unequal), max(differences)
         bottom.set_ylim(10 ** (_exponent(low) - 0.3), 10 ** (_exponent(high) + 1.3))
     equal = len(differences) - len(unequal)
-    bottom.set_title(f"|unfused − fused|: at most {max(differences):.1e}" + (f", {equal} steps equal" if equal else ""))
+    most = f"at most {max(differences):.1e}"
+    bottom.set_title(f"|unfused − fused|,\n{most}" + (f", {equal} steps equal" if equal else ""))
     bottom.set_ylabel("nats per byte")
     bottom.set_xlabel("step")
     bottom.set_xlim(-0.02 * len(differences), 1.02 * len(differences))
+    figure.align_ylabels()
 
 
 def _exponent(value: float) -> int:
@@ -101,7 +105,9 @@ def _draw_races(figure: SubFigure, races: Sequence[Race]) -> None:
         _draw_race(axes, race)
     for axes in grid[-1]:
         axes.set_xlabel("milliseconds")
-    figure.supxlabel("bar: median; ×: median and quartiles over pairs that ran in turn", fontsize=8.5, color=UNFUSED)
+    figure.supxlabel(
+        "bar: median; dot: one run; ×: median and quartiles of pairs that ran in turn", fontsize=9, color=UNFUSED
+    )
 
 
 def _draw_race(axes: Axes, race: Race) -> None:
@@ -122,6 +128,4 @@ def _draw_race(axes: Axes, race: Race) -> None:
     axes.set_yticks([0, 1], ["fused", "unfused"])
     axes.tick_params(axis="y", length=0)
     speed_up = race.speed_up
-    axes.set_title(
-        f"{race.name}, {race.dtype}  ×{speed_up.median:.2f} ({speed_up.low:.2f}–{speed_up.high:.2f})", fontsize=9.5
-    )
+    axes.set_title(f"{race.name}, {race.dtype}\n×{speed_up.median:.2f} ({speed_up.low:.2f}–{speed_up.high:.2f})")

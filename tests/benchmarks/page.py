@@ -6,6 +6,7 @@ python tests/benchmarks/page.py
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,14 +48,14 @@ is: the median of the ratios, turn by turn. Times are medians, with quartiles in
 OWN = """\
 ## Measure your own model
 
-```console
-$ fuseplug bench qwen3-0.6b --layers 8 --tokens 512,2048 --vs compile --allow lazy_logits
+```bash
+fuseplug bench qwen3-0.6b --layers 8 --tokens 512,2048 --vs compile --allow lazy_logits
 ```
 
-builds a model with random weights, applies every installed kernel, and compares logits and gradients of the fused and
-the unfused model with those in a wider dtype. It then times both by turns, prints medians, quartiles and peak memory,
-and says where the time goes. A model is one of the short names `qwen3-0.6b`, `qwen3-30b-a3b` and `llama-3-8b`, or
-whatever `fuseplug plan` takes: a `config.json`, a directory, a Hub id. Only the config is read.
+The command builds a model with random weights, applies every installed kernel, and compares logits and gradients of the
+fused and the unfused model with those in a wider dtype. It then times both by turns, prints medians, quartiles and peak
+memory, and says where the time goes. A model is one of the short names `qwen3-0.6b`, `qwen3-30b-a3b` and
+`llama-3-8b`, or whatever `fuseplug plan` takes: a `config.json`, a directory, a Hub id. Only the config is read.
 
 | to | add |
 |---|---|
@@ -75,8 +76,8 @@ MORE = """\
 On a CPU, next to nothing. A residual and the norm after it in one pass, and the norms of q and k with their rotation in
 one pass, made the fused models 0.99 to 1.01 times as fast, which is as much as two identical models differ (two cores
 of an Intel Xeon; prompts and training of 512 and 2048 tokens, Qwen3-MoE in bfloat16 and Qwen3 in float32, and of 512
-tokens, Qwen3 in bfloat16). `torch.compile` is faster with prompts because it runs no Python: of the 4.4 ms of 84 by
-which it was ahead at 512 tokens of Qwen3-MoE, 3.6 were spent in Python between the operations.
+tokens, Qwen3 in bfloat16). `torch.compile` is faster with prompts because it runs no Python: at 512 tokens of
+Qwen3-MoE it was ahead by 4.4 ms of 84, and eager code spent 3.6 of these in Python between the operations.
 
 The norms of a decoded token gain nothing either. Between matmuls, for a row of 1024 in bfloat16, the eager norm takes
 48 µs, `torch.nn.functional.rms_norm` 50, and a compiled program 10 more than the eager one in the same run.
@@ -124,17 +125,17 @@ SECTIONS = (
     ),
     Section(
         "Start-up",
-        "A process that imports Fuseplug, one that looks for kernels, and one that fuses a whole model. The first time "
-        "on a machine a C++ compiler builds some ten programs, as many at once as there are cores, and a header that "
-        "they share. For inference nothing with gradients is built or checked, and there are five programs. "
-        "`apply_all` on the models above is in their tables *paid once*: nothing was kept, and Inductor "
-        "had compiled what the tables before it needed.",
+        "The tables time a process that imports Fuseplug, one that looks for kernels, and one that fuses a whole "
+        "model. The first time on a machine, a C++ compiler builds some ten programs, as many at once as there are "
+        "cores, and a header that they share. For inference, nothing with gradients is built or checked, and there are "
+        "five programs. The tables *paid once* above have the time of `apply_all` on those models: no check was kept, "
+        "and Inductor had compiled what the tables before them needed.",
         "startup",
     ),
     Section(
         "Planning",
-        "`apply_all` on models without memory: the walk through their modules and what is decided about each kind of "
-        "them. Nothing is checked.",
+        "The table times `apply_all` on models without memory: it walks through their modules, and decides about each "
+        "kind of them. It checks nothing.",
         "planning",
         ("apply_all",),
     ),
@@ -181,7 +182,10 @@ def _section(section: Section) -> str:
         *(["", section.picture] if section.picture else []),
     ]
     for title, rows in tables:
-        lines += ["", f"**{title}**", "", *(_pivoted(rows) if "contender" in rows[0] else _plain(rows))]
+        if len(rows) == 1:
+            lines += ["", f"**{title}**: {', '.join(map(_cell, rows[0].values()))}"]
+        else:
+            lines += ["", f"**{title}**", "", *(_pivoted(rows) if "contender" in rows[0] else _plain(rows))]
     return "\n".join([*lines, ""])
 
 
@@ -193,11 +197,11 @@ def _losses(sections: Iterable[Section]) -> str:
         slower = [row for row in rows if ratio and row.get("contender") == FUSED and row[ratio] < LOSES]
         clear = [row for row in slower if _apart(row, rows, ratio)]
         close += len(slower) - len(clear)
-        cells = (f"{', '.join(_keys(row).values())}: × {row[ratio]:.2f}" for row in clear)
+        cells = (f"{', '.join(map(' '.join, _keys(row).items()))}: × {row[ratio]:.2f}" for row in clear)
         lines += [f"| {title.rpartition(', in ')[0] or title} | {'; '.join(cells)} |"] if clear else []
     parts = []
     if lines:
-        spread = f"Slower than × {LOSES} of the unfused one, by more than both spread: their quartiles lie apart."
+        spread = f"These are slower than × {LOSES} of the unfused ones, and the quartiles of both lie apart:"
         parts += [spread, "", "| what | where |", "|---|---|", *lines, ""]
     if close:
         noise = (
@@ -276,7 +280,13 @@ def _plain(rows: Rows) -> Iterator[str]:
 def _cell(cell: Any) -> str:
     if isinstance(cell, dict):
         return f"{_number(cell['median'])} ({_number(cell['quartile_1'])}–{_number(cell['quartile_3'])})"
-    return _number(cell) if isinstance(cell, float) else str(cell)
+    return _number(cell) if isinstance(cell, float) else _operation(str(cell))
+
+
+def _operation(text: str) -> str:
+    """*text*, with an operation of the profiler as code, and a compiled program without its digest."""
+    text = re.sub(r"## Call CompiledFxGraph \w+ ##", "a compiled program", text)
+    return re.sub(r"aten::\w+", r"`\g<0>`", text)
 
 
 def _number(value: float) -> str:

@@ -22,12 +22,13 @@ def main() -> None:
     ]
     works = list(dict.fromkeys(row["work"] for table in tables for row in table["rows"]))
     figure, axes = plt.subplots(
-        len(works), len(tables), figsize=(3.3 * len(tables), 2.5 * len(works)), sharey=True, sharex=True, squeeze=False
+        len(tables), len(works), figsize=(9, 1.9 * len(tables)), sharey=True, sharex=True, squeeze=False
     )
-    for column, table in enumerate(tables):
+    for line, table in zip(axes, tables, strict=True):
+        name, _, rest = table["title"].removesuffix(", in ms").partition(", ")
         measured = {row["work"] for row in table["rows"]}
-        for line, work in enumerate(works):
-            axis = axes[line][column]
+        line[0].set_title(f"{name}: {rest}", fontsize=10, loc="left", pad=18)
+        for axis, work in zip(line, works, strict=True):
             if work not in measured:
                 axis.set_visible(False)
                 continue
@@ -42,17 +43,13 @@ def main() -> None:
                     label=contender,
                 )
             axis.spines[["top", "right"]].set_visible(False)
-            if line == 0:
-                name, _, rest = table["title"].removesuffix(", in ms").partition(", ")
-                axis.set_title(f"{name}\n{rest}".replace(", its", ",\nits"), fontsize=8)
-            if column == 0:
-                axis.set_ylabel(f"{work}\n× eager")
-            if measured.isdisjoint(works[line + 1 :]):
-                axis.set_xlabel("tokens")
-                axis.tick_params(labelbottom=True)
-    axes[0][0].legend(frameon=False, fontsize=8)
+            axis.text(0.03, 1.04, work, transform=axis.transAxes, fontweight="bold")
+            axis.set_xlabel("tokens")
+            axis.tick_params(labelbottom=True)
+        line[0].set_ylabel("× eager")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="upper right", ncols=len(STYLES), frameon=False)
     figure.tight_layout()
-    figure.savefig(RESULTS / "model.png", dpi=110)
+    figure.savefig(RESULTS / "model.png", dpi=150)
 
 
 if __name__ == "__main__":

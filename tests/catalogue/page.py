@@ -24,13 +24,12 @@ users who look for a kernel, and for authors who want theirs to be found. `nox -
 this repository again, and writes the page.
 
 Each row is the result of `fuseplug check ID --quick --json`. The [checks](test-a-kernel.md#what-is-checked) run the
-kernel against the modules that its author names, values and gradients. **Passed**, **failed** and **skipped** count
-checks: one is failed if it found a fault on any specimen, and skipped if nothing could be asked. Links lead to the
-files. A row says nothing of speed, and nothing of other machines: Fuseplug checks a kernel on yours before it uses
-it.
+kernel against the modules that its author names, values and gradients. The second column counts checks: one is failed
+if it found a fault on any specimen, and skipped if nothing could be asked. Links lead to the files. A row says nothing
+of speed, and nothing of other machines: Fuseplug checks a kernel on yours before it uses it.
 """
-COLUMNS = ("passed", "failed", "skipped", "kernel", "op", "ran on", "torch", "date", "distribution")
-"""What was found comes first: a narrow screen cuts a table off at its right."""
+COLUMNS = ("kernel", "passed, failed, skipped", "op", "ran on", "date", "distribution")
+"""What was found comes early: a narrow screen cuts a table off at its right."""
 ELSEWHERE = {
     "fuseplug-host-npu": "torch_npu on tensors in host memory. **No Ascend chip** has run these kernels. "
     "[What that shows](ascend.md#what-was-verified-and-how).",
@@ -94,11 +93,10 @@ def _row(file: str, result: Mapping[str, Any]) -> list[str]:
     if result["verdict"] not in ("passed", "failed"):
         found[0] += f" ({result['verdict']})"
     return [
-        *found,
         f"[`{kernel['id']}`](results/checks/{file})",
+        ", ".join(found),
         kernel["op"] or "",
-        _place(device),
-        versions["torch"],
+        f"{_place(device)}; torch {versions['torch']}",
         result["date"][:10],
         f"{kernel['distribution'] or 'none'} {kernel['version'] or ''}".strip(),
     ]

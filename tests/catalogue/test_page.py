@@ -38,16 +38,18 @@ def test_a_strangers_result_is_a_row_with_what_failed(files):
     (folder / "acme.json").write_text(json.dumps([result]))
     (row,) = re.findall(r"^\|.*\[`acme_norm`\].*$", page.page(), re.MULTILINE)
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[3:6] == ["[`acme_norm`](results/checks/acme.json)", "rmsnorm", "H100"]
+    assert cells[2] == "rmsnorm"
+    assert cells[3].startswith("H100; torch ")
     assert cells[-1] == "acme 2.1"
     right = sum(bool(check["passed"] and not check["failed"]) for check in result["checks"])
-    assert cells[:3] == [str(right), "1", str(len(result["checks"]) - right - 1)]
+    skipped = len(result["checks"]) - right - 1
+    assert cells[:2] == ["[`acme_norm`](results/checks/acme.json)", f"{right}, 1, {skipped}"]
 
 
 def test_what_is_emulated_is_said_to_be():
     rows = re.findall(r"^\|.*\[`npu_.*$", page.page(), re.MULTILINE)
     assert rows
-    assert all(", emulated |" in row for row in rows)
+    assert all(", emulated; torch " in row for row in rows)
 
 
 def test_what_has_no_file_is_named(files):

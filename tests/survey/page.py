@@ -27,6 +27,8 @@ _NAMES = {
     "selective_scan": "selective scans",
     "ssd": "chunk scans",
 }
+_WITH_A_COLUMN = ("rmsnorm", "swiglu", "rope", "moe")
+"""The ops that most models have. The others, which are in models of few types, share a column."""
 _NUMBERS = {4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine"}
 _MOST_CHARACTERS = 300
 _HEAD = """\
@@ -47,11 +49,12 @@ are in [coverage.json](coverage.json).
   one.{losses}
 * The **tolerance** for a tensor is {roundings} of its size, plus {times} times the change that results
   from moving every fused result by one rounding; for a parameter's gradient, plus one rounding of the largest gradient
-  of the same call, because a gradient that is truly zero is the difference of others. The columns *float32* and
-  *bfloat16* show the largest share of the tolerance that any tensor of the model needed. More than 1 would be a
-  mismatch.
+  of the same call, because a gradient that is truly zero is the difference of others. The column *compared* shows the
+  largest share of the tolerance that any tensor of the model needed, in float32 and in bfloat16. More than 1 would be
+  a mismatch.
 * **Under autocast** shows how many calls the kernels computed in a forward and backward under `torch.autocast` to
-  bfloat16 and to float16, with weights in float32, as mixed precision trains; *not run* where that was not tried.
+  bfloat16, then to float16, with weights in float32, as mixed precision trains; *not run* where that was not tried.
+  One number stands for both dtypes if it is the same.
 * **Planned for** shows what `plan` decides for the same models on an Ascend NPU (`npu`) or a GPU (`cuda`). Variants are
   found by running the modules on the CPU.
 * **Run without their devices** is the same comparison for the other kernels, without a chip and without a GPU. Those
@@ -155,7 +158,7 @@ def _runs(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
             (KERNEL_KINDS[kind].description, f"**{len(done)}** of {len(records)}", str(fused), f"**{wrong}**", *worst)
         )
         rest += [
-            (kind, record["model_type"], record["status"], _short(record.get("why") or "; ".join(_errors(record))))
+            (kind, record["status"], _short(record.get("why") or "; ".join(_errors(record))), record["model_type"])
             for record in records
             if record["status"] != "checked"
         ]
@@ -169,7 +172,7 @@ def _runs(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
     yield from _table(columns, rows)
     if rest:
         yield ""
-        yield from _table(("kernels", "model type", "status", "why"), rest)
+        yield from _table(("kernels", "status", "why", "model types"), _together(rest))
 
 
 def _left_alone(answers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -200,18 +203,18 @@ def _place(site: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _not_compared(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rows = [
-        (record["model_type"], record["status"], _short(record.get("why") or "; ".join(_errors(record))))
+        (record["status"], _short(record.get("why") or "; ".join(_errors(record))), record["model_type"])
         for record in records
         if "model_type" in record and is_concerned(record) and record["status"] not in ("checked", "nothing fused")
     ]
-    yield from _table(("model type", "status", "why"), rows)
+    yield from _table(("status", "why", "model types"), _together(rows))
 
 
 def _errors(record: Mapping[str, Any]) -> Iterator[str]:
     for dtype in DTYPES:
         compared = record.get(dtype, {})
         if why := compared.get("error", compared.get("unfused")):
-            yield f"{dtype}: {why}"
+            yield f"{dtype}: {why.partition(' [ERROR] ')[0]}"  # what torch_npu adds has the time and the process
 
 
 def _models(content: Mapping[str, Any]) -> Iterator[str]:
@@ -224,22 +227,15 @@ def _models(content: Mapping[str, Any]) -> Iterator[str]:
         if not is_concerned(record):
             rest.append(record["model_type"])
         elif record.get("sites"):
-            ops = [_of_op(record, op) for op in known]
-            shares = [_share(record.get(dtype, {})) for dtype in DTYPES]
-            in_use = (_in_use(_autocast(record).get(dtype, {})) for dtype in AUTOCASTS)
-            planning = f"{record['planning']:.2f} s"
-            rows.append((record["model_type"], *ops, record["status"], *shares, *in_use, planning))
-    ops = (_NAMES[op] for op in known)
-    columns = (
-        "model type",
-        *ops,
-        "status",
-        "float32",
-        "bfloat16",
-        *(f"under {dtype} autocast" for dtype in AUTOCASTS),
-        "planning",
-    )
-    yield from _table(columns, rows)
+            ops = [_of_op(record, op) for op in known if op in _WITH_A_COLUMN]
+            others = {_NAMES[op]: _of_op(record, op) for op in known if op not in _WITH_A_COLUMN}
+            ops.append("; ".join(f"{name}: {sites}" for name, sites in others.items() if sites))
+            compared = [record["status"]] if record["status"] != "checked" else []
+            compared += filter(None, (_share(record.get(dtype, {})) for dtype in DTYPES))
+            in_use = dict.fromkeys(_in_use(_autocast(record).get(dtype, {})) for dtype in AUTOCASTS)
+            rows.append((record["model_type"], *ops, ", ".join(compared), "; ".join(in_use)))
+    ops = (_NAMES[op] for op in known if op in _WITH_A_COLUMN)
+    yield from _table(("model type", *ops, "others", "compared", "under autocast"), rows)
     yield from ("", f"None of the {_NUMBERS[len(known)]} ops in {len(rest)} others: {', '.join(rest)}.")
 
 
@@ -261,15 +257,17 @@ def _in_use(by_op: Mapping[str, Any]) -> str:
         return "not run"
     if "unfused" in by_op:
         return "does not run unfused"
-    calls = {op: (row["kernel"], row["kernel"] + _originals(row)) for op, row in by_op.items()}
-    less = [f"{_NAMES[op]}: {kernel} of {every}" for op, (kernel, every) in calls.items() if kernel < every]
-    return ", ".join(less) or f"all {sum(every for _, every in calls.values())} calls"
+    kernels = sum(row["kernel"] for row in by_op.values())
+    return f"{kernels} of {kernels + sum(map(_originals, by_op.values()))}"
 
 
 def _originals_under_autocast(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The calls that originals compute under autocast, and why."""
     rows = [
-        (record["model_type"], dtype, _NAMES[op], f"{originals} of {row['kernel'] + originals}", _short("; ".join(why)))
+        (
+            *(dtype, _NAMES[op], _short("; ".join(why))),
+            f"{record['model_type']} {originals} of {row['kernel'] + originals}",
+        )
         for record in records
         if "model_type" in record
         for dtype, by_op in _autocast(record).items()
@@ -277,7 +275,7 @@ def _originals_under_autocast(records: Sequence[Mapping[str, Any]]) -> Iterator[
         for op, row in by_op.items()
         if (originals := _originals(row)) and (why := [reason for reason in row["why"] if reason != OUTSIDE])
     ]
-    yield from _table(("model type", "to", "op", "calls", "why"), rows)
+    yield from (f"* **{op}, to {dtype}**: {_cell(why)} ({types})" for dtype, op, why, types in _together(rows))
 
 
 def _originals(row: Mapping[str, Any]) -> int:
@@ -308,6 +306,14 @@ def _short(why: str) -> str:
 
 def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "none"
+
+
+def _together(rows: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
+    """One row for all of *rows* that are equal up to their last cell, with the last cells of all."""
+    last: dict[tuple[str, ...], list[str]] = {}
+    for *cells, name in rows:
+        last.setdefault(tuple(cells), []).append(name)
+    yield from ((*cells, ", ".join(names)) for cells, names in last.items())
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +68,9 @@ def draw(timed: Sequence[Result], ceilings: Ceilings, about: Mapping[str, Any], 
             axes[1].set_yticklabels([])
         handles = {h.get_label(): h for panel in grid.flat for h in panel.collections}
         figure.legend(handles=list(handles.values())[::-1], loc="outside upper right", ncols=len(MARKS), frameon=False)
-        figure.suptitle(f"{about['gpu']}: reached, and what the device can", x=0.01, ha="left", fontweight="bold")
+        figure.suptitle(
+            f"{about['gpu']}: how near each op comes to the device's limits", x=0.01, ha="left", fontweight="bold"
+        )
         versions = ", ".join(f"{name} {about['versions'][name]}" for name in ("torch", "triton", "liger-kernel"))
         figure.supxlabel(f"{versions}; medians, cold L2 cache", fontsize=8.5, color=FAINT)
         figure.savefig(path, dpi=150)
@@ -79,7 +82,10 @@ def _multiplies(result: Result, ceilings: Ceilings) -> bool:
 
 
 def _labels(results: Sequence[Result]) -> list[str]:
-    return list(dict.fromkeys(f"{result.op}  {result.shape}" for result in results))
+    """The names of the rows: ops in the order of *results*, shapes by size."""
+    ops = list(dict.fromkeys(result.op for result in results))
+    shapes = {(ops.index(r.op), *map(int, re.findall(r"\d+", r.shape))): f"{r.op}  {r.shape}" for r in results}
+    return [shapes[size] for size in sorted(shapes)]
 
 
 def _draw(panel: Axes, results: Sequence[Result], labels: Sequence[str], scale: float, amount: str) -> None:

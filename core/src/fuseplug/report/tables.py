@@ -67,7 +67,7 @@ def empty_table(*columns: str, title: str | None = None, expand: bool = False) -
     from rich.table import Table
 
     layout: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
-    table = Table(title=title, pad_edge=False, expand=expand, **layout)
+    table = Table(title=title, pad_edge=False, collapse_padding=True, expand=expand, **layout)
     for column in columns:
         table.add_column(column, overflow="fold")
     return table

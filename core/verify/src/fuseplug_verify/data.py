@@ -136,7 +136,7 @@ class Candidate:
     """
 
     SMALL: ClassVar[int] = 64
-    """Elements wanted in the examples that tell variants apart: as few as these can do with."""
+    """Elements wanted in the examples that tell variants apart, which can do with as few."""
 
     example: Callable[[Any, int, torch.Generator], Example]
     mixes: Sequence[Any]
