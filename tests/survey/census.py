@@ -4,7 +4,7 @@
 modeling file: what has the arithmetic of the op in its forward, whatever its name. For rotations it names functions,
 and below ``rope_calls`` the classes that call them. For the loss of a head it names models: those whose forward takes
 labels, and calls their output embeddings and a loss. For causal convolutions, gated delta rules, selective scans
-and chunk scans it names mixers: those that call a function which transformers 5.23 has for the op, and the same classes
+and chunk scans it names mixers: those that call a function which transformers 5.24 has for the op, and the same classes
 of older releases.
 """
 

@@ -216,12 +216,12 @@ class TestWork:
     def test_decoding_is_of_one_token_after_the_prompt(self, tiny):
         model = built(tiny)
         run, seen = MODES["decode"](model, tokens_for(model, 8)), []
-        model.model.register_forward_hook(
-            lambda _module, _inputs, given, _output: seen.append(
-                (given["input_ids"].shape, given["past_key_values"].get_seq_length())
-            ),
-            with_kwargs=True,
-        )
+
+        def remember(_module, _inputs, arguments, _output):
+            cache = arguments.get("cache", arguments.get("past_key_values"))
+            seen.append((arguments["input_ids"].shape, cache.get_seq_length()))
+
+        model.model.register_forward_hook(remember, with_kwargs=True)
         run()
         run()
         assert [shape for shape, _ in seen] == [(1, 1)] * 2

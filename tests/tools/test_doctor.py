@@ -305,7 +305,7 @@ def test_a_kernels_own_caveat(caveat, found):
     assert row(examine(machine(("cpu", "xpu")), [record]), "k").state == "ok"
 
 
-@pytest.mark.parametrize(("version", "state"), [(None, "ok"), ("4.40.1", "warn"), ("4.57.6", "ok"), ("5.23.0", "ok")])
+@pytest.mark.parametrize(("version", "state"), [(None, "ok"), ("4.40.1", "warn"), ("4.57.6", "ok"), ("5.24.0", "ok")])
 def test_transformers(versions, version, state):
     versions["transformers"] = version
     assert row(examine(machine(), []), "transformers").state == state

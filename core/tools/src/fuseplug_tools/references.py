@@ -81,7 +81,7 @@ REFERENCE_FUNCTIONS = (
         ("cuda",),
     ),
 )
-"""All of transformers 5.23 that kernels of Fuseplug replace."""
+"""All of transformers 5.24 that kernels of Fuseplug replace."""
 
 
 def notes(model: nn.Module, report: Report) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +32,7 @@ def train(model: nn.Module, ids: Tensor) -> Run:
 def prefill(model: nn.Module, ids: Tensor) -> Run:
     """The forward of a prompt, with the logits of its last token if the model can leave out the others."""
     model.eval()
-    last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(_class_of(model).forward).parameters else {}
+    last = {"logits_to_keep": 1} if "logits_to_keep" in _parameters(model) else {}
 
     def run() -> None:
         with torch.no_grad():
@@ -45,14 +45,14 @@ def prefill(model: nn.Module, ids: Tensor) -> Run:
 def decode(model: nn.Module, ids: Tensor) -> Run:
     """The forward of one more token after *ids*. The cache grows by one token with each call."""
     model.eval()
+    name = _cache_name(model)
     with torch.no_grad():
-        cache = model(input_ids=ids, use_cache=True).past_key_values
-    token = ids[:, -1:]
+        cache = getattr(model(input_ids=ids, use_cache=True), name)
 
     def run() -> None:
         nonlocal cache
         with torch.no_grad():
-            cache = model(input_ids=token, past_key_values=cache, use_cache=True).past_key_values
+            cache = getattr(model(input_ids=ids[:, -1:], use_cache=True, **{name: cache}), name)
         wait_for(ids)
 
     return run
@@ -65,19 +65,22 @@ def cannot_work(model: nn.Module) -> str:
     """Why *model* cannot be asked for what is timed here; ``""`` if it can."""
     if getattr(model.config, "is_encoder_decoder", False):
         return "with an encoder of its own"
-    parameters = inspect.signature(_class_of(model).forward).parameters
-    lacking = [name for name in ("input_ids", "labels", "use_cache", "past_key_values") if name not in parameters]
+    lacking = sorted({"input_ids", "labels", "use_cache", _cache_name(model)}.difference(_parameters(model)))
     return f"whose forward takes no {' and no '.join(lacking)}" if lacking else ""
 
 
 def tokens_for(model: nn.Module, count: int) -> Tensor:
     """One row of *count* tokens, always the same."""
     words = model.get_input_embeddings().num_embeddings  # type: ignore[operator]  # a method of transformers' models
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(words, (1, count), generator=generator, device="cpu")
+    ids = torch.randint(words, (1, count), generator=torch.Generator().manual_seed(0), device="cpu")
     return ids.to(next(model.parameters()).device)
 
 
-def _class_of(model: nn.Module) -> Any:
-    """The class of *model*, below what torch.compile puts around it."""
-    return type(getattr(model, "_orig_mod", model))
+def _cache_name(model: nn.Module) -> str:
+    """What *model* calls the cache that it takes and returns: renamed in transformers 5.24."""
+    return next((name for name in ("cache", "past_key_values") if name in _parameters(model)), "cache")
+
+
+def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """What the forward of *model* takes, below what torch.compile puts around it."""
+    return inspect.signature(getattr(model, "_orig_mod", model).__class__.forward).parameters
