@@ -6,6 +6,7 @@ import json
 
 import pytest
 import transformers
+from packaging.version import Version
 
 from . import npu_page
 from .loss_heads import classes
@@ -25,7 +26,9 @@ def test_every_framework_names_types_that_transformers_has():
     assert {name for patches in PATCHES for name in patches.model_types} <= known
 
 
-@pytest.mark.skipif(transformers.__version__ != npu_page.RELEASE, reason="the page is about another release")
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version(npu_page.RELEASE), reason="the page is about a newer release"
+)
 def test_every_class_is_one_whose_loss_was_tried():
     assert {family.model_class for family in FAMILIES} <= {each.name for each in classes()}
 

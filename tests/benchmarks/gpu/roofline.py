@@ -83,9 +83,10 @@ def _multiplies(result: Result, ceilings: Ceilings) -> bool:
 
 def _labels(results: Sequence[Result]) -> list[str]:
     """The names of the rows: ops in the order of *results*, shapes by size."""
-    ops = list(dict.fromkeys(result.op for result in results))
-    shapes = {(ops.index(r.op), *map(int, re.findall(r"\d+", r.shape))): f"{r.op}  {r.shape}" for r in results}
-    return [shapes[size] for size in sorted(shapes)]
+    rows = list(dict.fromkeys((result.op, result.shape) for result in results))
+    ops = [op for op, _ in rows]
+    by_size = sorted(rows, key=lambda row: (ops.index(row[0]), [int(size) for size in re.findall(r"\d+", row[1])]))
+    return [f"{op}  {shape}" for op, shape in by_size]
 
 
 def _draw(panel: Axes, results: Sequence[Result], labels: Sequence[str], scale: float, amount: str) -> None:

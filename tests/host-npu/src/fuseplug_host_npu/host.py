@@ -117,7 +117,8 @@ def _wait_for_autograd() -> None:
     freed = threading.Event()
     with torch.inference_mode(False), torch.enable_grad():
         x = torch.zeros(1, device="npu", requires_grad=True)
-        (gradient,) = torch.autograd.grad(x.view(1), x, torch.ones(1, device="npu"))
+        view = x.view(1)  # torch_npu's own, without Python
+        (gradient,) = torch.autograd.grad(view, x, torch.ones(1, device="npu"))
     weakref.finalize(gradient, freed.set)
     del gradient
     freed.wait(timeout=10)

@@ -45,14 +45,14 @@ def prefill(model: nn.Module, ids: Tensor) -> Run:
 def decode(model: nn.Module, ids: Tensor) -> Run:
     """The forward of one more token after *ids*. The cache grows by one token with each call."""
     model.eval()
-    name = _cache_name(model)
+    name, token = _cache_name(model), ids[:, -1:]
     with torch.no_grad():
         cache = getattr(model(input_ids=ids, use_cache=True), name)
 
     def run() -> None:
         nonlocal cache
         with torch.no_grad():
-            cache = getattr(model(input_ids=ids[:, -1:], use_cache=True, **{name: cache}), name)
+            cache = getattr(model(input_ids=token, use_cache=True, **{name: cache}), name)
         wait_for(ids)
 
     return run
@@ -78,7 +78,7 @@ def tokens_for(model: nn.Module, count: int) -> Tensor:
 
 def _cache_name(model: nn.Module) -> str:
     """What *model* calls the cache that it takes and returns: renamed in transformers 5.24."""
-    return next((name for name in ("cache", "past_key_values") if name in _parameters(model)), "cache")
+    return "past_key_values" if "past_key_values" in _parameters(model) else "cache"
 
 
 def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
