@@ -104,8 +104,3 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None, variant: str) -> Varia
 def later(x: Tensor, places: int, dim: int) -> Tensor:
     """*x*, later along *dim* by so many *places*: zeros come first, and what is last goes."""
     return functional.pad(x, (0, 0) * (x.dim() - 1 - dim) + (places, 0)).narrow(dim, 0, x.shape[dim])
-
-
-def earlier(x: Tensor, places: int, dim: int) -> Tensor:
-    """*x*, earlier along *dim* by so many *places*: what is first goes, and zeros come last."""
-    return functional.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, places)).narrow(dim, places, x.shape[dim])

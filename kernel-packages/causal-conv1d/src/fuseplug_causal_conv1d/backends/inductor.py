@@ -3,10 +3,12 @@
 A program is for one of two layouts: that of a projection, in which the channels of a token lie side by side, and that
 in which the tokens of a channel do. The result, and the gradient of the input, lie as the input does.
 
-The backward is two programs. The first computes the sums anew and, through the activation, their gradient, in float32;
-in one program with the rest, Inductor would write down the sums and what the activation makes of them instead. The
-second makes the other gradients from it. That of the weight is first summed over `_BLOCK` tokens: over all of them,
-Inductor would go down one column of the memory after the other.
+The backward goes window by window, so that what is between its two programs stays in the cache. The first computes the
+sums anew and, through the activation, their gradient, in float32; in one program with the rest, Inductor would write
+down the sums and what the activation makes of them instead. The second makes the other gradients from it. A window has
+the tokens around it that its programs read, zeros beyond the first and the last: a program that asked where a token is
+would ask at each one, which takes several times as long. The gradient of the weight is first summed over `_BLOCK`
+tokens: over all of them, Inductor would go down one column of the memory after the other.
 """
 
 from __future__ import annotations
@@ -25,9 +27,12 @@ from fuseplug_backends.functional import computed_by
 from fuseplug_backends.inductor import Program, plain, recording, worth_compiling
 
 from .. import reference
-from ..reference import Variant, earlier, later
+from ..reference import Variant, later
 
 _BLOCK = 32
+
+_WINDOW = 2**20
+"""The numbers in a window, 4 MB in float32."""
 
 
 class _Form(NamedTuple):
@@ -82,15 +87,13 @@ def _sums(form: _Form, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
     Products are shifted, not *x*: as in the original, no factor meets the zeros before the first token, or NaN would
     come of one that is not finite.
     """
-    terms = [later(x * factor, places, form.dim) for factor, places in _factors(form, weight, x.dtype)]
+    width = weight.shape[0]
+    terms = [
+        later(x * _factor(form, column, x.dtype), width - 1 - tap, form.dim)
+        for tap, column in enumerate(weight.unbind())
+    ]
     total = sum(terms[1:], terms[0])
     return total if bias is None else total + _factor(form, bias, x.dtype)
-
-
-def _factors(form: _Form, weight: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, int]]:
-    """What x is multiplied by for each tap, and by how many places its product is later."""
-    width = weight.shape[0]
-    return [(_factor(form, column, dtype), width - 1 - tap) for tap, column in enumerate(weight.unbind())]
 
 
 def _factor(form: _Form, per_channel: Tensor, dtype: torch.dtype) -> Tensor:
@@ -99,48 +102,53 @@ def _factor(form: _Form, per_channel: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _gradient_of_sums(form: _Form, grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Through the activation. *x* begins ``width - 1`` tokens before *grad*."""
     wide = working_dtype(x, weight)
-    _, pull = torch.func.vjp(form.variant.activate, _sums(form, x.to(wide), weight, bias))  # type: ignore[misc]
+    sums = _sliding(form, x.to(wide), weight.unbind(), grad.shape[form.dim])
+    if bias is not None:
+        sums = sums + _factor(form, bias, wide)
+    _, pull = torch.func.vjp(form.variant.activate, sums)  # type: ignore[misc]
     (of_sums,) = pull(grad.to(wide))
-    gradient: Tensor = of_sums
+    gradient: Tensor = of_sums.contiguous()
     return gradient
 
 
-def _gradient_of_x(form: _Form, of_sums: Tensor, weight: Tensor) -> Tensor:
-    """Each token had a part in its own sum and in those of the next ``width - 1``."""
-    factors = _factors(form, weight, of_sums.dtype)
-    terms = [earlier(of_sums * factor, places, form.dim) for factor, places in factors]
-    return sum(terms[1:], terms[0])
+def _sliding(form: _Form, x: Tensor, columns: Sequence[Tensor], tokens: int) -> Tensor:
+    """The sums of so many windows of *x*, each begun one token after the last, times *columns*."""
+    terms = [x.narrow(form.dim, tap, tokens) * _factor(form, column, x.dtype) for tap, column in enumerate(columns)]
+    total: Tensor = sum(terms[1:], terms[0])
+    return total
+
+
+def _gradients(
+    form: _Form, needs: Sequence[bool], of_sums: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Those of *x*, *weight* and *bias* that *needs* names: of a window, the last two in the dtype of the sums.
+
+    Each token had a part in its own sum and in those of the next ``width - 1``, which *of_sums* has behind the window.
+    *x* has as many before it.
+    """
+    wide = working_dtype(x, weight)
+    of_sums, width = of_sums.to(wide), weight.shape[0]
+    tokens = of_sums.shape[form.dim] - (width - 1)
+    own = of_sums.narrow(form.dim, 0, tokens)
+    gradients = []
+    if needs[0]:
+        gradients.append(_sliding(form, of_sums, weight.unbind()[::-1], tokens).to(x.dtype).contiguous())
+    if needs[1]:
+        shifted = [x.narrow(form.dim, tap, tokens).to(wide) for tap in range(width)]
+        gradients.append(torch.stack([_total(form, own * source) for source in shifted]))
+    if bias is not None and needs[2]:
+        gradients.append(_total(form, own))
+    return tuple(gradients)
 
 
 def _total(form: _Form, terms: Tensor) -> Tensor:
     """The sum of *terms* for each channel."""
     if form.dim == 2:
         return terms.sum(2).sum(0)
-    batch, tokens, channels = terms.shape
-    # At least two, however few tokens there are: a program with one block would be for that alone, and calls with more
-    # tokens would be compiled for again.
-    blocks = tokens // _BLOCK + 2
-    padded = functional.pad(terms, (0, 0, 0, blocks * _BLOCK - tokens))
-    return padded.view(batch, blocks, _BLOCK, channels).sum(2).sum((0, 1))
-
-
-def _gradients(
-    form: _Form, needs: Sequence[bool], of_sums: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, ...]:
-    """Those of *x*, *weight* and *bias* that *needs* names, each in its dtype and packed densely."""
-    wide = working_dtype(x, weight)
-    of_sums = of_sums.to(wide)
-    gradients = []
-    if needs[0]:
-        gradients.append(_gradient_of_x(form, of_sums, weight).to(x.dtype).contiguous())
-    if needs[1]:
-        source, places = x.to(wide), reversed(range(weight.shape[0]))
-        columns = [_total(form, of_sums * later(source, place, form.dim)) for place in places]
-        gradients.append(torch.stack(columns).to(weight.dtype))
-    if bias is not None and needs[2]:
-        gradients.append(_total(form, of_sums).to(bias.dtype))
-    return tuple(gradients)
+    batch, _, channels = terms.shape
+    return terms.reshape(batch, -1, _BLOCK, channels).sum(2).sum((0, 1))
 
 
 _programs: dict[Hashable, Program] = {}
@@ -170,8 +178,10 @@ def _dense(form: _Form, tensor: Tensor) -> Tensor:
         return tensor.contiguous()
     batch, tokens, channels = tensor.shape
     outer, inner, last = tensor.stride()
-    in_rows = last == 1 and inner >= channels and (batch == 1 or outer == tokens * inner)
-    return tensor if in_rows else tensor.contiguous()
+    if last != 1 or inner < channels or (batch > 1 and outer != tokens * inner):
+        return tensor.contiguous()
+    # The stride of a batch of one may be any number, and programs are compiled for that of rows.
+    return tensor.squeeze(0).unsqueeze(0) if batch == 1 else tensor
 
 
 def _kind(tensor: Tensor) -> Hashable:
@@ -196,18 +206,49 @@ def _backward(
     form: _Form, needs: Sequence[bool], grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> list[Tensor]:
     def of_sums(*tensors: Any) -> tuple[Tensor, ...]:
-        return (_gradient_of_sums(form, *tensors).contiguous(),)
+        return (_gradient_of_sums(form, *tensors),)
 
     def gradients(*tensors: Any) -> tuple[Tensor, ...]:
         return _gradients(form, needs, *tensors)
 
-    turned = weight.t()
-    if form.variant.activation is not None:
-        (grad,) = _run(of_sums, form, None, grad, x, turned, bias)
-    results = list(_run(gradients, form, tuple(needs), grad, x, turned, bias))
+    turned, around = weight.t(), weight.shape[1] - 1
+    of_x = torch.empty_like(x) if needs[0] else None
+    totals: list[Tensor] = []
+    for start, stop in _windows(form, x):
+        upstream = _window(form, grad, start, stop + around)
+        nearby = _window(form, x, start - around, stop + around)
+        if form.variant.activation is not None:
+            (upstream,) = _run(of_sums, form, None, upstream, nearby, turned, bias)
+        parts = list(_run(gradients, form, tuple(needs), upstream, nearby, turned, bias))
+        if of_x is not None:
+            inside = of_x.narrow(form.dim, start, min(stop, x.shape[form.dim]) - start)
+            inside.copy_(parts.pop(0).narrow(form.dim, 0, inside.shape[form.dim]))
+        totals = [total + part for total, part in zip(totals, parts, strict=True)] if totals else parts
+    results = [] if of_x is None else [of_x]
     if needs[1]:
-        results[needs[0]] = results[needs[0]].t().contiguous()
-    return results
+        results.append(totals.pop(0).t().to(weight.dtype).contiguous())
+    return [*results, *[total.to(weight.dtype) for total in totals]]
+
+
+def _windows(form: _Form, x: Tensor) -> list[tuple[int, int]]:
+    """Where each begins and ends. All are of whole blocks, so the last may end behind the last token.
+
+    There are two blocks at least: a program with one would be for that alone, and more tokens would be compiled for
+    again.
+    """
+    tokens = x.shape[form.dim]
+    blocks = max(_WINDOW * tokens // x.numel() // _BLOCK, 2)
+    blocks = min(blocks, max(-(-tokens // _BLOCK), 2))
+    return [(start, start + blocks * _BLOCK) for start in range(0, tokens, blocks * _BLOCK)]
+
+
+def _window(form: _Form, tensor: Tensor, start: int, stop: int) -> Tensor:
+    """The tokens from *start* to *stop*, zeros where *tensor* has none."""
+    tokens = tensor.shape[form.dim]
+    first, last = max(start, 0), min(stop, tokens)
+    inside = tensor.narrow(form.dim, first, last - first)
+    missing = (first - start, stop - last)
+    return functional.pad(inside, missing if form.dim == 2 else (0, 0, *missing)) if any(missing) else inside
 
 
 _convolved = differentiable(_launched, _backward, convolution_formula, plain)
