@@ -44,7 +44,7 @@ OLDER_STACKS = (
     "tests/run/test_training.py::test_a_script_trains_fused_and_unchanged",
 )
 NO_DEVICES = ("--ignore=tests/npu", "--ignore=tests/gpu", "--ignore=tests/kernelize")
-OF_CORE = ("importlib-metadata", "packaging", "pluggy", "tomli", "typer")  # what core requires, beside torch
+OF_CORE = ("importlib-metadata", "packaging", "pluggy", "typer")  # what core requires, beside torch
 FOR_TESTS = ("pytest", "pytest-xdist[psutil]", "accelerate")
 FOR_TRITON = ("triton", "liger-kernel", "matplotlib")
 FOR_LINT = ("ruff", "mypy", "pytest")  # the plugin is typed against pytest
@@ -155,8 +155,7 @@ def stacks(session: nox.Session) -> None:
     others = ("peft", "trl", "lightning", "deepspeed", *QUANTISERS)
     install(session, *FOR_TESTS, *others, *FOR_LLAMA_FACTORY, *FOR_MS_SWIFT)
     # Their metadata admit only older releases of transformers, PEFT and TRL.
-    factory = ("llamafactory",) if session_python(session) >= (3, 11) else ()
-    session.install("-c", "constraints.txt", "--no-deps", "ms-swift", *factory)
+    session.install("-c", "constraints.txt", "--no-deps", "ms-swift", "llamafactory")
     test(session, "tests/stacks")
 
 
@@ -242,15 +241,14 @@ def wheels(session: nox.Session) -> None:
     def install_ours(*names: str) -> None:
         session.install("--no-index", "--find-links", str(built), *names)  # nobody else's, whatever an index has
 
-    run_outside = ("python", "-P" if session_python(session) >= (3, 11) else "-I")
     scripts = ROOT / "tests" / "wheels"
     with tempfile.TemporaryDirectory() as elsewhere, session.chdir(elsewhere):
         install_ours("fuseplug")
-        session.run(*run_outside, str(scripts / "core_alone.py"))
+        session.run("python", "-P", str(scripts / "core_alone.py"))
         install_ours("fuseplug[all]")
         session.run("fuseplug", "list")
         session.run("fuseplug", "run", "--", "python", "-c", "import _fuseplug_on_import")  # whose folder is injected
-        session.run(*run_outside, str(scripts / "outside.py"), str(ROOT))
+        session.run("python", "-P", str(scripts / "outside.py"), str(ROOT))
         session.install("-c", str(ROOT / "constraints.txt"), "pytest")
         install_ours("fuseplug[testing]", "fuseplug-host-npu")
         session.run("pytest", "--fuseplug-kernel", "inductor_fused_rmsnorm", "-k", "declaration or import")
@@ -418,9 +416,3 @@ def clean(session: nox.Session) -> None:
     # half of the time of an installation goes into the rest. To pip, "no-compile" is on where this says "off".
     session.env["PIP_NO_COMPILE"] = "off"
     session.env["PYTHONDONTWRITEBYTECODE"] = None
-
-
-def session_python(session: nox.Session) -> tuple[int, ...]:
-    """The version of the session's Python."""
-    said = session.run("python", "-c", "import sys; print(*sys.version_info[:2])", silent=True)
-    return tuple(int(part) for part in str(said).split())

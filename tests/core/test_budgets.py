@@ -20,11 +20,11 @@ SLACK = 0.02
 """By how much a budget may lie above what is measured, so that a line less does not fail."""
 
 LINES = {
-    "core/src": 4708,
-    "core/verify/src": 3866,
-    "core/tools/src": 3001,
+    "core/src": 4702,
+    "core/verify/src": 3860,
+    "core/tools/src": 2999,
     "kernel-packages/backends/src": 1498,
-    "kernel-packages/causal-conv1d/src": 382,
+    "kernel-packages/causal-conv1d/src": 406,
     "kernel-packages/gated-delta-rule/src": 708,
     "kernel-packages/liger/src": 530,
     "kernel-packages/linear-cross-entropy/src": 3172,

@@ -19,7 +19,7 @@ from .planning import Plan
 from .report import Entry, Report
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -142,10 +142,6 @@ def _file(path: Path, *version: int) -> File | None:
 
 
 def _parsed(path: Path, text: str) -> Any:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

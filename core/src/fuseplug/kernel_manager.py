@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
 import pluggy
 
@@ -22,7 +22,6 @@ from .hookspecs import PROJECT, BaseKernel
 if TYPE_CHECKING:
     import torch
     from torch import nn
-    from typing_extensions import Unpack
 
     from .applications import Applications, Applied
     from .devices import Destination

@@ -20,7 +20,7 @@ import functools
 import types
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Unpack, cast, final
 
 from .. import hookspecs, manager
 from ..errors import DiscoveryError, RejectedError
@@ -29,7 +29,6 @@ from .porting import how_to_port
 
 if TYPE_CHECKING:
     from torch import nn
-    from typing_extensions import Unpack
 
     from ..kernel_manager import K, Options
 

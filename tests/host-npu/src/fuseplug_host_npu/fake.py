@@ -11,7 +11,7 @@ from .loading import load
 from .machine import Machine, entered
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 class FakeNPU(contextlib.AbstractContextManager["FakeNPU"]):

@@ -13,7 +13,7 @@ from .loading import load
 from .machine import Machine, entered, machine
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from .torch_private import OpOverload
 

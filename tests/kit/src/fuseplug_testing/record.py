@@ -104,7 +104,7 @@ class Record:
         self.only = None if only is None else list(dict.fromkeys(only))
         self.steps = steps(self.examined, only)
         self.rows = {step.check.name: Row(step.check.name) for step in self.steps}
-        self.started = datetime.datetime.now(datetime.timezone.utc)
+        self.started = datetime.datetime.now(datetime.UTC)
         self.seconds = 0.0
 
     def run(self, told: Callable[[int, PlannedCheck], None] = lambda *_: None) -> None:

@@ -11,7 +11,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from fuseplug import manager
 from fuseplug.contract import Target
@@ -19,7 +19,6 @@ from fuseplug.errors import PlanError
 
 if TYPE_CHECKING:
     from torch import nn
-    from typing_extensions import Unpack
 
     from fuseplug.kernel_manager import AllOptions
     from fuseplug.planning import Plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from transformers import TrainerCallback
 
@@ -15,7 +15,6 @@ from .heads import Head, serve
 if TYPE_CHECKING:
     from torch import nn
     from transformers import TrainerState, TrainingArguments
-    from typing_extensions import Unpack
 
     from fuseplug.applications import Applied
     from fuseplug.kernel_manager import AllOptions, KernelManager

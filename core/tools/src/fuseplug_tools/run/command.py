@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +23,7 @@ NOT_FOUND = 127
 """What shells return for it."""
 
 
-class Mode(str, Enum):
+class Mode(StrEnum):
     """What ``--mode`` takes."""
 
     training = "training"

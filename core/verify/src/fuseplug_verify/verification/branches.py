@@ -76,20 +76,14 @@ class Branches:
 
 
 def _positions(code: types.CodeType, offsets: Iterable[int]) -> list[Position]:
-    """Where in the source the instructions at *offsets* come from; before Python 3.11 only lines are known."""
-    if sys.version_info >= (3, 11):
-        every = list(code.co_positions())
-        return [(line, column, end_line, end_column) for line, end_line, column, end_column in
-                (every[offset // 2] for offset in offsets)]  # fmt: skip
-    lines, line = {}, code.co_firstlineno
-    for instruction in dis.get_instructions(code):
-        line = instruction.starts_line or line
-        lines[instruction.offset] = line
-    return [(lines[offset], None, lines[offset], None) for offset in offsets]
+    """Where in the source the instructions at *offsets* come from."""
+    of_instructions = [*code.co_positions()]
+    positions = [of_instructions[offset // 2] for offset in offsets]
+    return [(line, column, end_line, end_column) for line, end_line, column, end_column in positions]
 
 
 def _within(position: Position, span: Span) -> bool:
-    """Whether *position* lies in *span*, as far as both are known: Python 3.10 knows lines alone."""
+    """Whether *position* lies in *span*, as far as both are known: ``python -X no_debug_ranges`` knows lines alone."""
     line, column, end_line, end_column = position
     if line is None or end_line is None:
         return False

@@ -25,7 +25,7 @@ from .nested import leaves, mapped
 from .records import Family, Make, Realised, Record, Recorded, Standing, under
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
