@@ -21,7 +21,7 @@ SLACK = 0.02
 
 LINES = {
     "core/src": 4702,
-    "core/verify/src": 3860,
+    "core/verify/src": 3890,
     "core/tools/src": 2999,
     "kernel-packages/backends/src": 1498,
     "kernel-packages/causal-conv1d/src": 406,

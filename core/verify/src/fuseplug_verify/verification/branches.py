@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dis
 import sys
+import threading
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+
+Jumped = Callable[[types.CodeType, int, int], None]
+"""Is told of a jump: the code, the offset of the instruction, and that of the one after it."""
 
 Span = tuple[int, int, int, int]
 """Line and column where it begins, and where it ends."""
@@ -17,7 +22,7 @@ Position = tuple[int | None, int | None, int | None, int | None]
 class Branches:
     """Records both ways of every conditional jump. Use it as a context around each run of the original, then `keep`.
 
-    An existing tracer, of a debugger or a coverage tool, is restored afterwards.
+    Only what this thread runs is recorded. Debuggers and coverage tools go on as before.
 
     Args:
         codes: The code objects to record.
@@ -28,17 +33,20 @@ class Branches:
         for code in codes:
             jumps = [i.offset for i in dis.get_instructions(code) if "JUMP" in i.opname and "IF" in i.opname]
             self._taken[code] = {offset: set() for offset in jumps}
-        self._last: dict[int, int] = {}
         self._new: list[tuple[types.CodeType, int, int]] = []
-        self._before: Any = None
+        self._watching = ExitStack()
 
     def __enter__(self) -> None:
         self._new.clear()
-        self._before = sys.gettrace()
-        sys.settrace(self._call)
+        watching = monitored if sys.version_info >= (3, 12) else traced
+        self._watching.enter_context(watching(self._taken, self._jumped))
 
     def __exit__(self, *_: object) -> None:
-        sys.settrace(self._before)
+        self._watching.close()
+
+    def _jumped(self, code: types.CodeType, offset: int, to: int) -> None:
+        if offset in self._taken[code]:
+            self._new.append((code, offset, to))
 
     def keep(self) -> None:
         """Keep what the last run took, because its result could be compared and was the same."""
@@ -58,21 +66,55 @@ class Branches:
             for ways, position in zip(jumps.values(), _positions(code, jumps), strict=True)
         )
 
-    def _call(self, frame: Any, _event: str, _arg: Any) -> Any:
-        if frame.f_code not in self._taken:
+
+@contextmanager
+def monitored(codes: Collection[types.CodeType], jumped: Jumped) -> Iterator[None]:
+    """Call *jumped* at each jump of *codes*. From Python 3.12 on, a tracer misses the first run of a code object."""
+    tools, thread = sys.monitoring, threading.get_ident()  # type: ignore[attr-defined]
+    tool = next(number for number in range(6) if tools.get_tool(number) is None)
+
+    def branch(code: types.CodeType, offset: int, to: int) -> None:
+        if threading.get_ident() == thread:
+            jumped(code, offset, to)
+
+    tools.use_tool_id(tool, "fuseplug-verify")
+    tools.register_callback(tool, tools.events.BRANCH, branch)
+    try:
+        for code in codes:
+            tools.set_local_events(tool, code, tools.events.BRANCH)
+        yield
+    finally:
+        for code in codes:
+            tools.set_local_events(tool, code, tools.events.NO_EVENTS)
+        tools.register_callback(tool, tools.events.BRANCH, None)
+        tools.free_tool_id(tool)
+
+
+@contextmanager
+def traced(codes: Collection[types.CodeType], jumped: Jumped) -> Iterator[None]:
+    """The same for Python 3.11, where it is called at every instruction."""
+    before, last = sys.gettrace(), dict[int, int]()
+
+    def call(frame: Any, _event: str, _arg: Any) -> Any:
+        if frame.f_code not in codes:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._step
+        return step
 
-    def _step(self, frame: Any, event: str, _arg: Any) -> Any:
+    def step(frame: Any, event: str, _arg: Any) -> Any:
         if event == "opcode":
-            jumps, last = self._taken[frame.f_code], self._last.get(id(frame))
-            if last in jumps:
-                self._new.append((frame.f_code, last, frame.f_lasti))
-            self._last[id(frame)] = frame.f_lasti
+            if id(frame) in last:
+                jumped(frame.f_code, last[id(frame)], frame.f_lasti)
+            last[id(frame)] = frame.f_lasti
         elif event == "return":
-            self._last.pop(id(frame), None)
-        return self._step
+            last.pop(id(frame), None)
+        return step
+
+    sys.settrace(call)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def _positions(code: types.CodeType, offsets: Iterable[int]) -> list[Position]:
