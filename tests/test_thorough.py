@@ -1,7 +1,5 @@
 """Which rows of a table are in the first half of the tests."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """What kernels of a backend say that this machine lacks."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """A linear formula compiled for several tensors: any layout, few programs, and only what a backward needs is kept."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """What a plan needs compiled is built side by side, and changes nothing that it finds."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from concurrent.futures import wait

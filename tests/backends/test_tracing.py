@@ -1,7 +1,5 @@
 """Who looks on while a function runs, asked of the torch that is installed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

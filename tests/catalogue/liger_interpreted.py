@@ -3,8 +3,6 @@
 python tests/catalogue/liger_interpreted.py check liger_fused_rmsnorm --quick
 """
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The catalogue says what the files say."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

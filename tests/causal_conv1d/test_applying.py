@@ -1,7 +1,5 @@
 """What apply_all makes of causal convolutions, with each backend."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

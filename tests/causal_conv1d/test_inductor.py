@@ -1,7 +1,5 @@
 """What Inductor compiles of causal convolutions is right, and is compiled a handful of times."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.causal_convolutions import BF16, SINGLE, TOLERANCE, both, tensors

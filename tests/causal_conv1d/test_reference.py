@@ -1,7 +1,5 @@
 """The reference is the formula, has its gradients, and says what does not fit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.causal_convolutions import tensors

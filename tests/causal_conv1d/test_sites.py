@@ -1,7 +1,5 @@
 """Where causal convolutions are found, and what is left alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The convolutions of transformers: whole models compute what they did, and every class is found."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

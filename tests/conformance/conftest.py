@@ -1,9 +1,6 @@
 """Broken kernels leave things behind; the next test must not find them."""
 
-from __future__ import annotations
-
 import os
-import warnings
 
 import pytest
 import torch
@@ -20,7 +17,7 @@ def _as_it_was(monkeypatch):
     for names in (torch_private, of_the_kit):
         monkeypatch.setattr(names, "MISCOMPILES_FUNCTIONS", False)  # with it the kit compiles nothing
     torch.set_num_threads(1)
-    state, filters = torch.get_rng_state(), list(warnings.filters)
+    state = torch.get_rng_state()
     replaced = (functional, "relu6"), (specimens, "rotate_half")
     held = [(owner, name, getattr(owner, name)) for owner, name in replaced]
     yield
@@ -30,11 +27,8 @@ def _as_it_was(monkeypatch):
         del specimens.CastLastNorm.extra_repr
     for store in (wrong._seen, wrong._kept, wrong._workspace):
         store.clear()
-    warnings.filters[:] = filters
     os.environ.pop("ZOO_WORKSPACE", None)
     torch.set_default_dtype(torch.float32)
     torch.set_flush_denormal(False)
-    torch._C._set_mkldnn_enabled(True)
     torch._dynamo.config.recompile_limit = 8
-    torch.set_grad_enabled(True)
     torch.set_rng_state(state)

@@ -1,7 +1,5 @@
 """Whose error it is: what the original or the kernel raises is a finding; what the kit raises is neither."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A kernel whose arguments are passed by name is guarded as one whose arguments are passed by position."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from conformance.zoo import kernels, specimens

@@ -1,11 +1,8 @@
 """``fuseplug check``, as a person and as a program meets it; and that it is the kernel which is checked."""
 
-from __future__ import annotations
-
 import datetime
 import importlib.metadata
 import json
-import sys
 
 import pytest
 from conformance.zoo import kernels, right
@@ -140,12 +137,6 @@ def test_a_wrong_question_is_an_error_of_usage(run, args, said):
     code, out, err = run(*args)
     assert (code, out) == (2, "")
     assert said in err
-
-
-def test_without_the_kit_it_says_how_to_install_it(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fuseplug_testing", None)
-    code, _, err = run("mine")
-    assert (code, 'pip install "fuseplug[testing]"' in err) == (2, True)
 
 
 def test_a_kernel_that_exits_has_a_fault_and_does_not_end_the_run():

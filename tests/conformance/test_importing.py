@@ -1,7 +1,5 @@
 """What importing a module does to a process is seen in a Python of its own, and all of it is named."""
 
-from __future__ import annotations
-
 import os
 import sys
 
@@ -37,6 +35,7 @@ OF_TORCH = {
     "import torch; torch.set_float32_matmul_precision('medium')": "changes torch.get_float32_matmul_precision()",
     "import torch; torch.autograd.set_detect_anomaly(True)": "changes torch.is_anomaly_enabled()",
     "import torch; torch.backends.cudnn.benchmark = True": "changes torch.backends.cudnn.benchmark",
+    "import torch; torch._C._set_mkldnn_enabled(False)": "changes torch.backends.mkldnn.enabled",
     "import torch; torch.manual_seed(90125)": "changes torch's random state",
     "import torch; torch.nn.functional.silu = print": "replaces torch.nn.functional.silu",
     "import torch; torch.Tensor.relu = print": "replaces Tensor.relu",

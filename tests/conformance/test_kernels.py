@@ -1,7 +1,5 @@
 """Kernels that are run on the CPU pass the conformance kit."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

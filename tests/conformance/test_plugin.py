@@ -1,7 +1,5 @@
 """What a person sees who runs ``pytest --fuseplug-kernel``."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import subprocess

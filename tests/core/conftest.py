@@ -1,7 +1,5 @@
 """What the tests of core share."""
 
-from __future__ import annotations
-
 import torch
 from support.fixtures import (  # noqa: F401 - pytest finds them here
     as_it_was,

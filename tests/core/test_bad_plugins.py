@@ -39,22 +39,14 @@ def only_answer(report):
 # --- numbers
 
 WRONG = {
-    "nothing": "numbers are wrong.*output",
     "zeros": "numbers are wrong.*output",
-    "wrong_eps": "numbers are wrong",
     "wrong_gradient": r"gradient of args\[0\] is off",
     "wrong_weight_gradient": "gradient of weight is off",
-    "detached": r"gradient of args\[0\] is None",
     "detached_weight": "gradient of weight is None",
-    "detached_input": r"gradient of args\[0\] is None",
-    "writes_input": r"args\[0\] afterwards.*written into",
     "writes_weight": "weight afterwards.*written into",
-    "wrong_dtype": r"output\[0\] is float64",
-    "wrong_shape": r"output\[0\] is float32\[1, ",
     "too_many": r"gives output\[1\], which the original does not",
     "not_a_tensor": r"gives no output\[0\]",
     "overflows": "off by inf",
-    "wrong_without_gradients": "numbers are wrong for .* without gradients",
     "laid_out_otherwise_without_gradients": "without gradients its output.* lies in memory",
     "wrong_when_large": "numbers are wrong",
     "stale": "numbers are wrong",
@@ -405,64 +397,25 @@ def test_a_variant_that_a_kernel_declines_goes_to_the_next_one(manager, said):
 # --- plugins that touch what they are shown
 
 
-def sets(module):
-    module.seen = True
-
-
-def changes_attribute(module):
-    module.eps = 1.0
-
-
-def deletes_attribute(module):
-    del module.eps
-
-
-def deletes_parameter(module):
-    del module.weight
-
-
-def replaces_parameter(module):
-    module.weight = nn.Parameter(torch.zeros(3))
-
-
-def writes(module):
+def zeroed(module):
     with torch.no_grad():
         module.weight.zero_()
 
 
-def writes_data(module):
-    module.weight.data = torch.zeros(3, device="meta")
-
-
-def freezes(module):
-    module.weight.requires_grad_(False)
-
-
-def switches(module):
-    module.train(not module.training)
-
-
-def adds_child(module):
-    module.add_module("child", nn.Linear(1, 1))
-
-
-def patches(module):
-    module.forward = lambda x: x
-
-
-MUTATIONS = (
-    sets,
-    changes_attribute,
-    deletes_attribute,
-    deletes_parameter,
-    replaces_parameter,
-    writes,
-    writes_data,
-    freezes,
-    switches,
-    adds_child,
-    patches,
-)
+MUTATIONS = {
+    "sets": lambda module: setattr(module, "seen", True),
+    "changes an attribute": lambda module: setattr(module, "eps", 1.0),
+    "deletes an attribute": lambda module: delattr(module, "eps"),
+    "deletes a parameter": lambda module: delattr(module, "weight"),
+    "replaces a parameter": lambda module: setattr(module, "weight", nn.Parameter(torch.zeros(3))),
+    "writes": zeroed,
+    "writes data": lambda module: setattr(module.weight, "data", torch.zeros(3, device="meta")),
+    "freezes": lambda module: module.weight.requires_grad_(False),
+    "switches": lambda module: module.train(not module.training),
+    "adds a child": lambda module: module.add_module("child", nn.Linear(1, 1)),
+    "patches": lambda module: setattr(module, "forward", lambda x: x),
+}
+mutating_in_every_way = pytest.mark.parametrize("mutate", MUTATIONS.values(), ids=list(MUTATIONS))
 
 
 def mutating(mutate, only=Norm):
@@ -474,7 +427,7 @@ def mutating(mutate, only=Norm):
     return variant_of(NormKernel, "bad", match=match, priority=1)
 
 
-@pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
+@mutating_in_every_way
 def test_who_changes_what_it_is_shown_is_rejected_by_name_and_the_model_untouched(manager, model, mutate):
     manager.register(mutating(mutate))
     manager.register(NormKernel)
@@ -491,7 +444,7 @@ def test_who_changes_what_it_is_shown_is_rejected_by_name_and_the_model_untouche
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in values.items())
 
 
-@pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
+@mutating_in_every_way
 def test_what_it_did_to_children_is_seen_by_nobody_else(manager, model, mutate):
     def through_the_parent(module):
         for child in module.modules():
@@ -503,34 +456,6 @@ def test_what_it_did_to_children_is_seen_by_nobody_else(manager, model, mutate):
     report = manager.plan(model).report
     assert report.raised["bad"].startswith("asked about the model: it changed the module it was asked about")
     assert {entry.kernel_id for entry in report.entries} == {"bad"}
-
-
-class Listing(Norm):
-    """Keeps lists and dicts, a tensor in one."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-        self.table = {"scale": torch.ones(()), "inner": [1]}
-
-    def forward(self, hidden_states):
-        self.seen.append(1)
-        self.table["inner"].append(2)
-        return super().forward(hidden_states) * self.table["scale"]
-
-
-def test_what_a_plugin_or_a_probe_puts_into_containers_does_not_reach_the_model(manager):
-    def fill(module):
-        module.seen.append("bad")
-        module.table["bad"] = 1
-        module.table["scale"].fill_(7)
-
-    manager.register(mutating(fill))
-    manager.register(variant_of(NormKernel, "good"))
-    model = Listing()
-    manager.plan(model)
-    assert model.seen == []
-    assert (list(model.table), model.table["inner"], model.table["scale"].item()) == (["scale", "inner"], [1], 1.0)
 
 
 class Helped(nn.Module):

@@ -1,7 +1,5 @@
 """The command line, as a person and as a program meets it."""
 
-from __future__ import annotations
-
 import json
 import sys
 
@@ -194,20 +192,11 @@ class TestPlan:
         out = run("plan", str(config), "--include", "silu", "--only", "*.1.mlp", "--only", "model.norm", "--json")[1]
         assert [e["paths"] for e in json.loads(out)["entries"]] == [["model.layers.1.mlp.act_fn"], ["model.norm"]]
 
-    @pytest.mark.parametrize(
-        ("args", "said"),
-        [
-            (["--device", "npuu"], "did you mean 'npu'"),
-            (["--mode", "fast"], 'expected "auto", "training" or "inference"'),
-            (["--include", "nope"], "no kernel or op 'nope' is installed"),
-            (["--only", "model.layer.0"], "near it: model.layers.0"),
-        ],
-    )
-    def test_bad_option(self, run, config, args, said):
-        code, out, err = run("plan", str(config), *args)
+    def test_bad_option(self, run, config):
+        code, out, err = run("plan", str(config), "--device", "npuu")
         assert (code, out) == (2, "")
-        assert said in err
         assert err.startswith("fuseplug: ")
+        assert "did you mean 'npu'" in err
         assert "Traceback" not in err
 
     @pytest.mark.parametrize(

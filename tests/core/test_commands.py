@@ -1,7 +1,5 @@
 """Commands of other distributions, and a measurer: found by entry points, imported late, said where they are broken."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Settings in a file, beside the environment variables."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -7,27 +7,16 @@ import sys
 import textwrap
 
 import pytest
+from support.fixtures import KERNEL, write_distribution
 from torch import nn
 
 from fuseplug import BaseKernel, DiscoveryError, KernelManager
 from fuseplug.discovery import discover, elsewhere
 from fuseplug.discovery.records import KernelRecord
 
-SOURCE = """
-from fuseplug import BaseKernel
-
-class Kernel(BaseKernel):
-    kernel_id = "{kernel_id}"
-    op = function = reference = "a:b"
-
-    def match(self, site):
-        return None
-
-"""
-
 
 def source(kernel_id: str, extra: str = "") -> str:
-    return SOURCE.format(kernel_id=kernel_id) + textwrap.indent(extra, "    ") + "\n"
+    return KERNEL.format(kernel_id) + "\n" + textwrap.indent(extra, "    ") + "\n"
 
 
 def find(prefix: str = "x-", **environ: str) -> dict[str, KernelRecord]:
@@ -366,10 +355,7 @@ def test_order_does_not_depend_on_the_path(tmp_path, monkeypatch, site):
     places = [tmp_path / "one", tmp_path / "two"]
     for place, names in zip(places, (("x-c", "x-a"), ("x-b",)), strict=True):
         for name in names:
-            info = place / f"{name.replace('-', '_')}-1.0.dist-info"
-            info.mkdir(parents=True)
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-            (info / "entry_points.txt").write_text("[fuseplug.kernels]\nz = nothing:A\na = nothing:B\n")
+            write_distribution(place, name, entry_points="z = nothing:A\na = nothing:B\n")
     orders = []
     rest = list(sys.path)
     for order in (places, places[::-1]):
@@ -383,9 +369,7 @@ def test_first_distribution_of_a_name_hides_later_ones(tmp_path, monkeypatch, pa
     package("x-a", "old")
     later = sys.path[0]
     newer = tmp_path / "newer"
-    info = newer / "x_a-2.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: x-a\nVersion: 2.0\n")
+    write_distribution(newer, "x-a", "2.0")
     assert list(find()) == ["x-a:old"]
     monkeypatch.syspath_prepend(str(newer))
     assert sys.path[1] == later

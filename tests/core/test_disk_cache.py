@@ -1,7 +1,5 @@
 """What a kernel passed is kept for other processes, until anything changes that it depends on."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess
@@ -142,30 +140,28 @@ class TestWhatIsKept:
         assert checked(other) == ("passed before", 0)
 
 
+class Another(Norm):
+    def forward(self, hidden_states):
+        dtype = hidden_states.dtype
+        wide = hidden_states.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(dtype)
+
+
 class TestWhatMakesItRunAgain:
     def again(self, checked, *args, **options):
         said, calls = checked(*args, **options)
         assert said == "passed"
         assert calls > 5
 
-    def test_another_number_in_the_module(self, checked):
+    @pytest.mark.parametrize(
+        "make",
+        [lambda: Norm(eps=1e-3), lambda: Another(), lambda: Norm(size=48)],
+        ids=["another number", "other code with the same results", "another width"],
+    )
+    def test_another_module(self, checked, make):
         checked()
-        self.again(checked, Norm(eps=1e-3))
-
-    def test_other_code_with_the_same_results(self, checked):
-        class Another(Norm):
-            def forward(self, hidden_states):
-                dtype = hidden_states.dtype
-                wide = hidden_states.to(torch.float32)
-                wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-                return self.weight * wide.to(dtype)
-
-        checked()
-        self.again(checked, Another())
-
-    def test_another_width(self, checked):
-        checked()
-        self.again(checked, Norm(size=48))
+        self.again(checked, make())
 
     def test_that_its_bits_must_be_the_originals(self, checked):
         checked()
@@ -178,9 +174,10 @@ class TestWhatMakesItRunAgain:
         self.again(checked)
         assert checked() == checked(mode="inference") == ("passed before", 0)
 
-    def test_another_version_of_the_kernel(self, checked, tmp_path):
+    @pytest.mark.parametrize("name", ["kept_kernel", "something"])
+    def test_another_version_of_the_kernel_or_another_distribution(self, checked, tmp_path, name):
         checked()
-        install(tmp_path, "kept_kernel", "1.1")
+        install(tmp_path, name, "1.1")
         self.again(checked)
 
     @pytest.mark.parametrize("name", ["TORCHINDUCTOR_CPP_ENABLE_FAST_MATH", "CXX", "TRITON_INTERPRET"])
@@ -197,11 +194,6 @@ class TestWhatMakesItRunAgain:
             self.again(checked)
         finally:
             torch.set_num_threads(threads)
-
-    def test_another_distribution(self, checked, tmp_path):
-        checked()
-        install(tmp_path, "something", "1.0")
-        self.again(checked)
 
     def test_another_version_of_the_driver(self, checked, tmp_path, monkeypatch):
         """Or of what else is below torch; of a file that is not there the key says so."""
@@ -242,16 +234,12 @@ class TestWhatIsNotKept:
             assert calls
         assert not len(DiskCache("checks", cache))
 
-    def test_anything_of_a_kernel_that_is_not_installed(self, checked, tmp_path, cache):
-        """As where it is editable: beside its package are no metadata."""
+    @pytest.mark.parametrize("when", ["not installed", "installed since"])
+    def test_anything_of_a_kernel_whose_version_is_not_known(self, checked, tmp_path, cache, when):
+        """As where it is editable; or the process may have imported what was there before."""
         (tmp_path / "kept_kernel-1.0.dist-info").rmdir()
-        for _ in range(2):
-            assert checked()[0] == "passed"
-        assert not len(DiskCache("checks", cache))
-
-    def test_anything_after_a_distribution_was_installed(self, checked, tmp_path, cache):
-        """The process may have imported what was there before, and the new version would answer for it."""
-        install(tmp_path, "kept_kernel", "1.1", when=time.time() + 1)
+        if when == "installed since":
+            install(tmp_path, "kept_kernel", "1.1", when=time.time() + 1)
         for _ in range(2):
             assert checked()[0] == "passed"
         assert not len(DiskCache("checks", cache))

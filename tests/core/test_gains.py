@@ -5,9 +5,9 @@ import sys
 
 import pytest
 import torch
+from support import models
 from support.kernels import NormKernel, quiet_norm, ran, variant_of
 from support.managers import manager_of
-from torch import nn
 
 from fuseplug import Use, torch_private
 
@@ -19,15 +19,10 @@ def _as_users_call(monkeypatch):
     monkeypatch.delenv("FUSEPLUG_EVERY_SIZE")
 
 
-class Norm(nn.Module):
+class Norm(models.Norm):
     def __init__(self, dtype=torch.float32):
-        super().__init__()
-        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 8, dtype=dtype))
-        self.eps = 1e-6
-
-    def forward(self, x):
-        wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        super().__init__(8)
+        self.to(dtype)
 
 
 def fused(gains=lambda self, use: 64, module=None, **options):
@@ -160,16 +155,14 @@ def test_without_a_word_of_it_every_size_is_the_kernels():
     assert ran["norm"] == 1
 
 
-@pytest.mark.parametrize("said", [-1, 1.5, True, None, "many"])
-def test_what_is_no_number_is_the_kernels_fault(said):
-    report = manager_of(variant_of(NormKernel, gains_from=lambda self, use: said)).apply_all(Norm()).report
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [*(("gains_from", said) for said in (-1, 1.5, True, None, "many")), ("gains_until", 2.5)],
+)
+def test_what_is_no_number_is_the_kernels_fault(name, said):
+    report = manager_of(variant_of(NormKernel, **{name: lambda self, use: said})).apply_all(Norm()).report
     assert not report.fused
-    assert f"gains_from() must give a number of elements, 0 or more; it gave {said!r}" in report.left_alone[0].why_not
-
-
-def test_so_is_what_is_no_number_at_the_other_end():
-    report = manager_of(variant_of(NormKernel, gains_until=lambda self, use: 2.5)).apply_all(Norm()).report
-    assert "gains_until() must give a number of elements, 0 or more; it gave 2.5" in report.left_alone[0].why_not
+    assert f"{name}() must give a number of elements, 0 or more; it gave {said!r}" in report.left_alone[0].why_not
 
 
 def test_an_error_is_the_kernels_fault():

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fuseplug import Target
 from fuseplug.patching.accepts import Accepts
-from fuseplug.patching.gains import DTYPES, NEVER, Ends, Gains
+from fuseplug.patching.gains import DTYPES, Ends, Gains
 from fuseplug.patching.guard import Guard
 from fuseplug.patching.lookups import same_as
 from fuseplug_verify import Call, Watch
@@ -49,20 +49,6 @@ def test_a_call_that_is_too_small_looks_up_nothing_of_the_module():
     for large in (torch.ones(8, requires_grad=True), torch.ones(16)):
         with pytest.raises(RuntimeError, match="was looked up"):
             guard.holds([Untouchable(), large])
-
-
-def test_sizes_are_those_of_the_dtype_and_of_gradients():
-    call = Call(1, (), (frozenset({Tensor}),), (frozenset(),))
-    gains = Gains(tuple(map(Ends, (4, 5, 6, NEVER))), tuple(map(Ends, (7, 8, 9, 0))))
-    accepts = Accepts(
-        (call,), 0, (0,), tuple((dtype,) for dtype in DTYPES), space=Expected.same({"turn": turn}), gains=gains
-    )
-    guard = Guard(call, turn, Target("forward", "turn"), "cpu", accepts)
-    for dtype, training, inference in zip(DTYPES, gains.training, gains.inference, strict=True):
-        for size in range(1, 12):
-            x = torch.ones(size, dtype=dtype)
-            assert bool(guard.holds([x])) == (size >= inference.least)
-            assert bool(guard.holds([x.requires_grad_()])) == (size >= training.least)
 
 
 @pytest.mark.parametrize(("number", "whose"), [(None, ""), (0, ""), (1, " (there are some of acme)")])

@@ -1,24 +1,14 @@
 """What the import of a plug-in costs is recorded and said: it is slow, or imports what takes seconds."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
+from support.fixtures import KERNEL
 from support.thorough import thorough
 
 from fuseplug.discovery import discover
 
-KERNEL = """
-from fuseplug import BaseKernel
-
-class Kernel(BaseKernel):
-    kernel_id = "costly"
-    op = function = reference = "a:b"
-
-    def match(self, site):
-        return None
-"""
+COSTLY = KERNEL.format("costly")
 
 
 def costly():
@@ -28,7 +18,7 @@ def costly():
 
 @pytest.mark.parametrize(("ending", "state"), [("", "ready"), ("1 / 0", "broken")])
 def test_a_slow_import_is_recorded_however_it_ends(package, ending, state):
-    package("x-costly", "costly", source=f"{KERNEL}import time; time.sleep(0.6)\n{ending}")
+    package("x-costly", "costly", source=f"{COSTLY}import time; time.sleep(0.6)\n{ending}")
     record = costly()
     assert record.state == state
     (cost,) = record.import_costs
@@ -38,13 +28,13 @@ def test_a_slow_import_is_recorded_however_it_ends(package, ending, state):
 
 def test_a_quick_import_costs_nothing(package, monkeypatch):
     monkeypatch.setattr("fuseplug.discovery.import_cost.SLOW", 60.0)  # on a busy machine
-    package("x-costly", "costly", source=KERNEL)
+    package("x-costly", "costly", source=COSTLY)
     assert costly().import_costs == ()
 
 
 @thorough
 def test_an_import_of_torch_is_said_by_list_and_does_not_keep_the_kernel_out(package, fresh_python):
-    package("x-costly", "costly", source=f"{KERNEL}import torch")
+    package("x-costly", "costly", source=f"{COSTLY}import torch")
     done = fresh_python("-m", "fuseplug", "list", FUSEPLUG_ALLOW="x-costly", COLUMNS="200")
     said = [line.strip() for line in done.stdout.splitlines()]
     assert "x-costly:costly is slow to import" in said

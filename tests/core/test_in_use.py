@@ -382,15 +382,6 @@ class TestUnasked:
         assert said() == []
 
 
-def test_calls_before_it_was_applied_again_do_not_count(fusing, model, said):
-    fusing.apply_all(model)
-    model(inputs())
-    applied = fusing.apply_all(model)
-    model.half()
-    assert looked(applied, lambda: model(inputs(dtype=torch.float16)))
-    assert said()
-
-
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_one_rank_speaks_and_all_know(fusing, model, said, monkeypatch, rank):
     monkeypatch.setenv("RANK", rank)

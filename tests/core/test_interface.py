@@ -1,7 +1,5 @@
 """Code that uses LLaMA-Factory's kernel interface works with new imports; a kernel written for it is refused."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 

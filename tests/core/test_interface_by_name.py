@@ -1,7 +1,5 @@
 """`fuseplug.interface` has the class of an installed kernel by its name, in each state the kernel can be in."""
 
-from __future__ import annotations
-
 import pytest
 
 from fuseplug import DiscoveryError, KernelManager, interface

@@ -1,7 +1,5 @@
 """A kernel is asked once about all modules that are alike, and told where they are."""
 
-from __future__ import annotations
-
 import pytest
 from support.kernels import NormKernel, variant_of
 from support.models import Toy

@@ -153,23 +153,6 @@ def test_hooks_are_never_called_while_planning(fusing, model):
     assert not called
 
 
-def test_a_fresh_batch_norm_keeps_its_statistics_while_probed(manager):
-    class Tracking(Norm):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("seen", torch.zeros(()))
-
-        def forward(self, hidden_states):
-            self.seen += 1
-            return super().forward(hidden_states)
-
-    manager.register(NormKernel)
-    model = Tracking()
-    report = manager.plan(model).report
-    assert model.seen == 0
-    assert "self.seen += 1" in report.entries[0].why_not
-
-
 # --- meta and other devices
 
 
@@ -308,27 +291,6 @@ def test_variants_within_tolerance_of_each_other_are_told_apart(manager, mix):
     manager.register(variant_of(NormKernel, mixes=(mix,)))
     report = manager.plan(nn.Sequential(Norm(), CastLastNorm()).to(mix[1])).report
     assert [entry.variant for entry in report.entries] == ["llama", "cast-last"]
-
-
-@pytest.mark.parametrize("norm", [Norm, CastLastNorm])
-def test_a_kernel_that_knows_only_the_other_rounding_is_refused(manager, norm):
-    class OneVariant(NormKernel):
-        kernel_id = "one"
-
-        def proposal(self, site, hidden, eps, dtype):
-            made = super().proposal(site, hidden, eps, dtype)
-            adapters = [a for a in made.adapters if a.variant == ("llama" if norm is CastLastNorm else "cast-last")]
-            return kernels.Proposal(made.target, tuple(adapters), made.example, made.mixes)
-
-    manager.register(OneVariant)
-    (entry,) = manager.plan(norm()).report.entries
-    assert not entry.fused
-    assert entry.rejections[0][1].kind == "unlike"
-
-
-def test_a_wrong_gradient_of_the_reference_is_unlike(manager):
-    manager.register(variant_of(NormKernel, "bad", reference="support.bad:wrong_gradient"))
-    assert manager.plan(Norm()).report.entries[0].rejections[0][1].kind == "unlike"
 
 
 def test_a_module_that_differs_only_in_training_is_refused(manager):

@@ -1,7 +1,5 @@
 """A long plan shows how far it has come, on a terminal alone."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import time

@@ -1,7 +1,5 @@
 """What a person reads of a report, on a wide and on a narrow terminal."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 
@@ -71,16 +69,6 @@ def test_paths_beside_reasons_are_whole():
     path = "model.layers.0.post_attention_layernorm"
     entry = Entry((path,), "AcmeNorm", "cpu", "norm", Target(), "acme_norm", "llama", outranked=("other_norm",))
     assert printed(Report("Acme", "training", [entry]), 120).count(path.replace("0", "*")) == 2
-
-
-def test_the_paths_of_a_llama_are_whole():
-    target = Target("forward", "apply_rotary_pos_emb")
-    norm = "model.layers.0.post_attention_layernorm"
-    entries = [
-        Entry((PATH,), "LlamaAttention", "cpu", "rope", target, "inductor_fused_rope", "half", check="passed"),
-        Entry((norm,), "LlamaRMSNorm", "cpu", "norm", Target(), "inductor_fused_rmsnorm", "llama", check="passed"),
-    ]
-    assert norm.replace("0", "*") in printed(Report("Llama", "training", entries), 120)
 
 
 def test_where_nothing_is_wrapped_a_reason_is_one_line(report):

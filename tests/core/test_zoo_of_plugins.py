@@ -1,7 +1,5 @@
 """Hostile distributions, all installed at once: everything does its work, and names each of them."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -10,10 +8,8 @@ import sys
 import pytest
 import torch
 from support.models import Toy, inputs
-from typer.testing import CliRunner
 
 from fuseplug import KernelManager
-from fuseplug.cli import app
 
 KERNEL = """
 from fuseplug import BaseKernel
@@ -128,25 +124,6 @@ def test_list_does_its_work_and_names_each(fresh_python):
         each = records[name]
         said = "\n".join([each["reason"], *each["import_costs"]])
         assert what in said, (name, said)
-
-
-def doctors_words(said):
-    """`doctor` names each of *said*, and the right kernel is well."""
-    done = CliRunner().invoke(app, ["doctor", "--json"])
-    assert done.exit_code == 1
-    rows = json.loads(done.stdout)
-    for name, what in said.items():
-        distribution, _, kernel_id = name.partition(":")
-        found = [row for row in rows if row["name"] == kernel_id and distribution in row["found"]]
-        assert found, name
-        assert what in found[0]["found"]
-        assert found[0]["state"] in ("warn", "fail")
-    assert {row["name"]: row["state"] for row in rows if "(toy 1.0)" in row["found"]} == {"toy_norm": "ok"}
-
-
-@pytest.mark.usefixtures("zoo")
-def test_doctor_does_its_work_and_names_each():
-    doctors_words(SAID)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")

@@ -1,7 +1,5 @@
 """The gated delta rule in chunks: which calls are computed so, and that it does not matter how they are cut."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.delta_rules import ROWS

@@ -1,7 +1,5 @@
 """The inverse of a triangular matrix, as gated delta rules have it on NPUs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.recurrences import DOUBLE

@@ -1,7 +1,5 @@
 """Packed sequences, which the functions of transformers refuse: computed one by one, once the user agrees."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

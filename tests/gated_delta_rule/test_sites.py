@@ -1,7 +1,5 @@
 """Where gated delta rules are found, and what is left alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.recurrences import assert_left_alone

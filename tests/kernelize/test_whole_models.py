@@ -1,7 +1,5 @@
 """Verified layers put on by transformers' own use_kernels, with the `kernels` package: `nox -s kernelize` has it."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The loss in blocks of tokens is right, holds no more logits than it says, and is compiled twice."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import threading

@@ -1,7 +1,5 @@
 """What is special to the loss on NPUs: how many kernels a chunk launches, and that the host waits for none."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """The loss by each backend: right in every form, for any number of chunks, and the reference where it is not served."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The reference is what torch's own functions say, and names what does not fit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.distributions import Categorical

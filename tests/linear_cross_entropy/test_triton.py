@@ -1,7 +1,5 @@
 """What is special to the loss by Triton: which programs run, how the tokens are cut, and numbers at their limits."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """What the tests of whole models share."""
 
-from __future__ import annotations
-
 import pytest
 from support.fixtures import checked_once, examined_once  # noqa: F401 - pytest finds them here
 from support.losses import in_question

@@ -1,7 +1,5 @@
 """Models that are not transformers': what is built like a norm, a gate, a rotation or experts is fused there too."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Whole models with every kernel at once: each is found to be what it is, and computes what it did, both ways."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -3,8 +3,6 @@
 Some of them: ``python -m survey.loss_heads`` asks all.
 """
 
-from __future__ import annotations
-
 import os
 import random
 

@@ -1,7 +1,5 @@
 """What surrounds the loss of a model in training: wrappers, hooks, adapters, compilers. Fused it is as unfused."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import threading

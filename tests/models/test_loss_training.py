@@ -1,7 +1,5 @@
 """Training for twenty steps, in the ways in which the Trainer of transformers calls a model: fused as unfused."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

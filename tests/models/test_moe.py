@@ -1,7 +1,5 @@
 """Whole mixture-of-experts models of transformers: fused, they compute what they computed before."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

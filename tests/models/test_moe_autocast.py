@@ -1,7 +1,5 @@
 """Mixtures of experts as mixed precision trains them: under autocast the kernel computes, and what the original did."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Gradients of gradients through what Inductor compiled, in every dtype, and several at once: those of the original."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

@@ -1,7 +1,5 @@
 """The gated MLPs of transformers: they are found to be what they are, and compute the same with what others put on."""
 
-from __future__ import annotations
-
 import importlib
 import types
 

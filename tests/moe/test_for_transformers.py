@@ -1,7 +1,5 @@
 """Our experts as one of transformers' implementations: in modules and models, and what is left to the others."""
 
-from __future__ import annotations
-
 import copy
 import sys
 import warnings

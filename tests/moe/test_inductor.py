@@ -1,7 +1,5 @@
 """What is special to the mixture of experts by Inductor: one token, tracers, and its matrix products."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

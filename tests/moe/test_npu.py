@@ -1,7 +1,5 @@
 """What is special to the mixture of experts on NPUs: chips, lists of weights, limits, what is launched and kept."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

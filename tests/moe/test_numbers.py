@@ -1,7 +1,5 @@
 """The mixture of experts by each backend: values and all gradients, experts elsewhere and idle ones, compilers."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

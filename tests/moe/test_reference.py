@@ -1,7 +1,5 @@
 """The reference of the mixture of experts, against a loop over tokens."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.mixtures import arguments, assert_close, run

@@ -1,7 +1,5 @@
 """Experts are recognised by structure, told apart by what they do, and left alone where their weights are not all."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """What is special to the mixture of experts by Triton: tiles, sorting, what is launched, kept and waited for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.mixtures import FEW, TINY, arguments, assert_right, on, on_device, run

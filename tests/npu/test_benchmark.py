@@ -1,7 +1,5 @@
 """The benchmark for owners of an NPU, on the one in host memory: who is wrong is not timed, and no time is written."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

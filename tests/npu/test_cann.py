@@ -1,7 +1,5 @@
 """The stand-in for CANN fits the torch_npu that is installed, and is compiled once."""
 
-from __future__ import annotations
-
 import importlib.util
 import struct
 import subprocess

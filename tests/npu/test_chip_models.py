@@ -1,7 +1,5 @@
 """Models whose calls CANN would refuse as they come, on each chip: fused, and what they were on the CPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,7 +1,5 @@
 """The NPU kernels pass the conformance kit."""
 
-from __future__ import annotations
-
 import pytest
 from support.conformance import check_some, some
 

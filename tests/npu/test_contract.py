@@ -1,7 +1,5 @@
 """Calls beyond a documented limit are named, on tensors that have values and on those that have none."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -232,13 +230,10 @@ CALLS = [
 IDS = [f"{call.__name__} {given}" for call, given, _ in CALLS]
 
 
+@pytest.mark.parametrize("stand_in", ["fake_npu", "host_npu"])
 @pytest.mark.parametrize(("call", "given", "named"), CALLS, ids=IDS)
-def test_a_limit_on_fake_tensors(fake_npu, call, given, named):
-    assert argument_named(call, given) == named
-
-
-@pytest.mark.parametrize(("call", "given", "named"), CALLS, ids=IDS)
-def test_a_limit_on_tensors_with_values(host_npu, call, given, named):
+def test_a_limit_on_tensors_without_values_and_with(request, stand_in, call, given, named):
+    request.getfixturevalue(stand_in)
     assert argument_named(call, given) == named
 
 

@@ -1,7 +1,5 @@
 """What ``fuseplug doctor`` says of an NPU."""
 
-from __future__ import annotations
-
 import pytest
 from torch.nn import functional
 

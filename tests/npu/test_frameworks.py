@@ -1,7 +1,5 @@
 """Models whose classes a training framework has patched for NPUs: its operations stay, and what is left is fused."""
 
-from __future__ import annotations
-
 import types
 
 import pytest

@@ -1,7 +1,5 @@
 """The stand-in is the NPU that a program expects: for numbers, gradients, threads, compilers, random numbers, files."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

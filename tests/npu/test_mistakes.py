@@ -1,7 +1,5 @@
 """Every known way to get a kernel wrong is seen: by what is raised, by a gradient that is missing, or by numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

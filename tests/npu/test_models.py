@@ -1,7 +1,5 @@
 """Whole models on an NPU with every NPU kernel at once: what they compute and learn is what they did on the CPU."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 
@@ -165,44 +163,6 @@ def test_in_the_calls_of_trainers(host_npu, manager, name):
             assert_as_it_was(step(model, **others), expected[way], way)
         assert_fused_by_npu_kernels(name, applied.report)
         assert not any(calls.original for calls in applied.calls())
-
-
-def test_a_chunk_of_a_sequence_attends_to_the_one_before(host_npu, manager):
-    """As in sequence parallelism: if positions began at zero again, only what two chunks share would be wrong."""
-    model = build("qwen3").to("npu")
-    tokens = inputs(model)["input_ids"].to("npu")
-    with torch.no_grad():
-        whole = model(tokens).logits.cpu()
-        with manager.apply_all(model) as applied:
-            first = model(tokens[:, :7], use_cache=True)
-            second = model(tokens[:, 7:], past_key_values=first.past_key_values)
-            assert not any(calls.original for calls in applied.calls())
-    assert_fused_by_npu_kernels("qwen3", applied.report)
-    assert distance(torch.cat((first.logits, second.logits), 1).cpu(), whole) < 1e-5
-
-
-@pytest.mark.parametrize("reentrant", first_quick([False, True]))
-def test_with_gradient_checkpointing(host_npu, manager, reentrant):
-    model = build("qwen3_moe").train()
-    expected = step(model)
-    model.to("npu").gradient_checkpointing_enable({"use_reentrant": reentrant})
-    model.enable_input_require_grads()
-    with manager.apply_all(model):
-        assert_as_it_was(step(model), expected)
-
-
-def test_under_autocast(host_npu, manager):
-    """In bfloat16 a choice of experts may flip, so this model has none."""
-    model = build("llama")
-    with torch.autocast("cpu", torch.bfloat16):
-        unfused = step(model)
-    truth = step(model)
-    model.to("npu")
-    with manager.apply_all(model), torch.autocast("npu", torch.bfloat16):
-        fused = step(model)
-    for key, expected in unfused.items():
-        allowed = 2 * distance(expected, truth[key]) + 4 * torch.finfo(torch.bfloat16).eps
-        assert distance(fused[key], truth[key]) <= allowed, key
 
 
 def assert_as_it_was(found, expected, way=""):

@@ -1,7 +1,5 @@
 """The code on the page about all this works, and that on the pages in Chinese."""
 
-from __future__ import annotations
-
 import sys
 import types
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a person sees who runs pytest, or a script, with an NPU in host memory."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """References compute what the ops are documented to: their gradients are those of their values, and of others' code."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,7 +1,5 @@
 """What CANN refuses, or does otherwise than its pages say: the stand-in does the same, by the chip."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

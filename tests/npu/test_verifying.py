@@ -1,7 +1,5 @@
 """The script for owners of an NPU runs, as a script, and its verdict can be bad."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What apply_all makes of the specimens of recurrences, with each backend."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.recurrences import rows

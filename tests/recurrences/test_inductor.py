@@ -1,7 +1,5 @@
 """Every recurrence in chunks: how exact it is, what it keeps, and what it does not write into."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 

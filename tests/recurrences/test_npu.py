@@ -1,7 +1,5 @@
 """Recurrences on NPUs: how much is launched, that the host waits for nothing, and where they are cut."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

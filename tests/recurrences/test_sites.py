@@ -1,7 +1,5 @@
 """What every recogniser of a recurrence must answer."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.recurrences import reference_manager

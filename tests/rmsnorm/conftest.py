@@ -1,7 +1,5 @@
 """What finds out which variant a module is: a small stand-in for Fuseplug's own verification, written apart from it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

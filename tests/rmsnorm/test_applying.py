@@ -1,7 +1,5 @@
 """What apply_all makes of norms, with each backend."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.norms import WIDTH, tensors

@@ -1,7 +1,5 @@
 """What Inductor compiles is right, and is compiled a handful of times."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """What is special to RMSNorm on NPUs: how many kernels are launched, and the limits of torch_npu's operations."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """RMSNorm by each backend: values and gradients, layouts, dtypes, and what is left to the reference."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

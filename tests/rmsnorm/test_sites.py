@@ -1,7 +1,5 @@
 """Every form of RMSNorm in transformers is recognised, and its variant found by what it does."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

@@ -1,7 +1,5 @@
 """What is special to RMSNorm by Triton: one pass, many programs, layouts that are not copied, what is kept."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """A RoPE kernel whose function is the reference, so that what is found can be tested without compiling anything."""
 
-from __future__ import annotations
-
 import pytest
 from support.managers import manager_of
 

@@ -1,7 +1,5 @@
 """What Inductor compiles of RoPE is right, copies nothing, and is compiled a handful of times."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import threading

@@ -1,7 +1,5 @@
 """What is special to RoPE on NPUs: one operation without copies, whatever CANN would refuse, and its limits."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections import Counter

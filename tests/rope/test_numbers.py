@@ -1,7 +1,5 @@
 """RoPE by each backend: values and gradients in every variant and layout, and what is left to the reference."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

@@ -1,7 +1,5 @@
 """Rotary functions are found where they are called, and what each computes by what it does."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """What is special to RoPE by Triton: one launch, several programs, and what is not written, copied or compiled."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

@@ -1,7 +1,5 @@
 """Ranks fuse the same or nothing, whoever comes first, and whoever does not come."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import threading

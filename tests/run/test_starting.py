@@ -1,7 +1,5 @@
 """Each Python that a command starts waits for what it will wrap, and is otherwise as it would be."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

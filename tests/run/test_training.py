@@ -1,7 +1,5 @@
 """Training scripts under ``fuseplug run``, in processes of their own: the same losses, by kernels."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import socket

@@ -1,7 +1,5 @@
 """The selective scan in chunks: which calls are computed so, and that it does not matter how they are cut."""
 
-from __future__ import annotations
-
 import pytest
 from support.scans import ROW, tensors
 

@@ -1,7 +1,5 @@
 """Selective scans by each backend: what tests/recurrences does not ask of all."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.scans import ROW, tensors

@@ -1,7 +1,5 @@
 """Where selective scans are found, and what is left alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.recurrences import assert_given_as_asked, assert_left_alone

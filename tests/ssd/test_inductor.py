@@ -1,7 +1,5 @@
 """Mamba-2's recurrence in chunks: which calls are computed so, and that it does not matter how they are cut."""
 
-from __future__ import annotations
-
 import pytest
 from support.ssd import ROW, tensors
 

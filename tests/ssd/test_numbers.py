@@ -1,7 +1,5 @@
 """Mamba-2's recurrence by each backend: what tests/recurrences does not ask of all."""
 
-from __future__ import annotations
-
 import pytest
 from support.ssd import ROW, tensors
 

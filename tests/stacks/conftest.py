@@ -1,7 +1,5 @@
 """No test here starts from what another test's Trainer was asked for."""
 
-from __future__ import annotations
-
 import os
 from unittest import mock
 

@@ -4,8 +4,6 @@ Torch has no ring attention for CPUs: "Operator aten._scaled_dot_product_flash_a
 sharding strategy registered". The attention here gathers the keys and values instead; all else is as on a GPU.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

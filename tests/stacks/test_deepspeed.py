@@ -1,7 +1,5 @@
 """DeepSpeed's ZeRO in two processes: fused before `deepspeed.initialize` and after, whole and split as it is loaded."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 

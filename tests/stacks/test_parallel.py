@@ -1,7 +1,5 @@
 """Models that transformers shards over two processes as it loads them: tensor and expert parallelism."""
 
-from __future__ import annotations
-
 import os
 from unittest import mock
 

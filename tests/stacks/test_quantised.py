@@ -1,7 +1,5 @@
 """Models whose weights are quantised, before and after they are fused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.states import differing, state_of

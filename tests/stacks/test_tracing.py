@@ -1,7 +1,5 @@
 """A fused model that somebody exports or transforms with torch.func, all kernels in place."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

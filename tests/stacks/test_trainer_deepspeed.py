@@ -1,7 +1,5 @@
 """`FuseplugCallback` in a Trainer that DeepSpeed trains, in two processes: ZeRO-2 and ZeRO-3."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

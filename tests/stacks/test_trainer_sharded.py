@@ -1,7 +1,5 @@
 """`FuseplugCallback` in a Trainer of two processes: copies, FSDP2, FSDP1."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Trainers that this project does not require: each is tried where it is installed."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,4 +1,4 @@
-"""Kernels that are wrong in all the ways kernels are."""
+"""Kernels that are wrong in other ways than those of tests/verify/test_verifying.py."""
 
 import torch
 
@@ -11,10 +11,6 @@ def nothing(*args, **kwargs):
 
 def zeros(x, weight, eps, offset=None, cast_last=False):
     return torch.zeros_like(x) * weight
-
-
-def wrong_eps(x, weight, eps, offset=None, cast_last=False):
-    return quiet_norm(x, weight, 1e-5 if eps != 1e-5 else 1e-6, offset, cast_last)
 
 
 def without_offset(x, weight, eps, offset=None, cast_last=False):
@@ -42,37 +38,14 @@ def wrong_weight_gradient(x, weight, eps, offset=None, cast_last=False):
     return quiet_norm(x, WrongGradient.apply(weight, 1.01), eps, offset, cast_last)
 
 
-def detached(x, weight, eps, offset=None, cast_last=False):
-    with torch.no_grad():
-        return quiet_norm(x, weight, eps, offset, cast_last)
-
-
 def detached_weight(x, weight, eps, offset=None, cast_last=False):
     return quiet_norm(x, weight.detach(), eps, offset, cast_last)
-
-
-def detached_input(x, weight, eps, offset=None, cast_last=False):
-    return quiet_norm(x.detach(), weight, eps, offset, cast_last)
-
-
-def writes_input(x, weight, eps, offset=None, cast_last=False):
-    result = quiet_norm(x.clone(), weight, eps, offset, cast_last)
-    x.data.mul_(2)
-    return result
 
 
 def writes_weight(x, weight, eps, offset=None, cast_last=False):
     result = quiet_norm(x, weight.clone(), eps, offset, cast_last)
     weight.data.mul_(2)
     return result
-
-
-def wrong_dtype(x, weight, eps, offset=None, cast_last=False):
-    return quiet_norm(x, weight, eps, offset, cast_last).double()
-
-
-def wrong_shape(x, weight, eps, offset=None, cast_last=False):
-    return quiet_norm(x, weight, eps, offset, cast_last).unsqueeze(0)
 
 
 def too_many(x, weight, eps, offset=None, cast_last=False):
@@ -98,17 +71,13 @@ def raises_when_large(x, weight, eps, offset=None, cast_last=False):
     return fused_norm(x, weight, eps, offset, cast_last)
 
 
-def wrong_without_gradients(x, weight, eps, offset=None, cast_last=False):
-    result = quiet_norm(x, weight, eps, offset, cast_last)
-    return result if torch.is_grad_enabled() else result * 2
-
-
 def laid_out_otherwise_without_gradients(x, weight, eps, offset=None, cast_last=False):
     result = quiet_norm(x, weight, eps, offset, cast_last)
     return result if torch.is_grad_enabled() else result.mT.contiguous().mT
 
 
 def wrong_when_large(x, weight, eps, offset=None, cast_last=False):
+    """Wrong beyond the sizes that the kernel names."""
     result = quiet_norm(x, weight, eps, offset, cast_last)
     return torch.cat([result[:128], result[128:] * 0]) if len(result) > 128 else result
 

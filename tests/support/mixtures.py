@@ -1,7 +1,5 @@
 """Arguments for a mixture of experts in every way it may be asked for, and what comes of a call."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional

@@ -21,6 +21,12 @@ class Norm(nn.Module):
         return self.weight * hidden_states.to(dtype)
 
 
+def normal(self, x):
+    """What `Norm` computes, for forwards that do something more."""
+    wide = x.to(torch.float32)
+    return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
 class CastLastNorm(Norm):
     def forward(self, hidden_states):
         dtype = hidden_states.dtype

@@ -1,7 +1,5 @@
 """Rows, weights and gates for norms, and the functions that are compared."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -1,7 +1,5 @@
 """Rotations to try on a device, and how what comes of them is judged."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

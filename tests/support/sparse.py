@@ -1,7 +1,5 @@
 """Mixture-of-experts models of transformers, small, and what is to be found in them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

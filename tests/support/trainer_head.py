@@ -1,7 +1,5 @@
 """A head such as TRL's trainers put on a model: a forward of the instance, whose function is one of autograd."""
 
-from __future__ import annotations
-
 import functools
 import math
 import sys

@@ -1,7 +1,5 @@
 """Imported before transformers, which imports torch_npu where that is installed: without CANN, on a stand-in."""
 
-from __future__ import annotations
-
 import importlib.util
 
 from fuseplug_host_npu import load

@@ -1,7 +1,5 @@
 """The pages of models on NPUs say what the published records say."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The survey tells right from wrong, and what it published still holds."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -2,8 +2,6 @@
 library beside a torch for CPUs. Norms and MLPs need none of its operations, only that they are declared.
 """
 
-from __future__ import annotations
-
 import importlib.util
 
 import torch

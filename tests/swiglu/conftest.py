@@ -1,7 +1,5 @@
 """What the tests of gated MLPs share."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.managers import manager_of

@@ -1,7 +1,5 @@
 """What apply_all makes of gated MLPs, with each backend."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.thorough import few_on

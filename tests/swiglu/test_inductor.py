@@ -1,7 +1,5 @@
 """What Inductor compiles of gated MLPs is right, and is compiled a handful of times."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

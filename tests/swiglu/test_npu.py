@@ -1,7 +1,5 @@
 """What is special to gated MLPs on NPUs: which operations are launched, and which activations have none."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Gated MLPs by each backend: values and gradients of every variant and layout, and what is left to the reference."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """The formula is exact where it can be, and says what does not fit."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

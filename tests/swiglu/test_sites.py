@@ -1,7 +1,5 @@
 """Every way to write a gated MLP is recognised, and what it computes found by what it does."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

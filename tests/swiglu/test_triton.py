@@ -1,7 +1,5 @@
 """What is special to gated MLPs by Triton: one launch each way, what is read where, and what is not written."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

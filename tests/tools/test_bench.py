@@ -66,6 +66,20 @@ def built(name, **options):
     return build_random(name, **{"layers": None, "dtype": torch.float32, "device": "cpu", **options})
 
 
+def compared(name, kernel=PlainNorms, **options):
+    """A quick comparison on the CPU."""
+    quick = {"dtype": "float32", "device": "cpu", "repeats": 2, "seconds": 0}
+    return compare(name, manager_of(kernel), **quick | options)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only a contender moves."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("fuseplug_tools.measuring.turns.time.perf_counter", lambda: clock.now)
+    return clock
+
+
 class TestTurns:
     def test_each_contender_has_every_turn_and_those_of_warming_up_do_not_count(self):
         called, turns = [], []
@@ -81,29 +95,23 @@ class TestTurns:
         assert all(turn in orders for turn in every_turn)
         assert all(order in every_turn for order in orders)  # or one of them always comes after the other
 
-    def test_the_times_are_those_of_one_call(self):
-        clock = SimpleNamespace(now=0.0)
-
+    def test_the_times_are_those_of_one_call(self, clock):
         def takes(seconds):
             return lambda: setattr(clock, "now", clock.now + seconds)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fuseplug_tools.measuring.turns.time.perf_counter", lambda: clock.now)
-            found = by_turns({"quick": takes(1e-4), "slow": takes(5e-4)}, 3)
+        found = by_turns({"quick": takes(1e-4), "slow": takes(5e-4)}, 3)
         assert found["quick"] == pytest.approx([100.0] * 3)
         assert found["slow"] == pytest.approx([500.0] * 3)
 
     @pytest.mark.parametrize(("seconds", "calls"), [(1e-4, 20), (0.3, 8)], ids=["short", "longer"])
-    def test_a_turn_has_the_calls_that_it_is_to_have_or_more_if_they_are_short(self, seconds, calls):
-        clock, made = SimpleNamespace(now=0.0), []
+    def test_a_turn_has_the_calls_that_it_is_to_have_or_more_if_they_are_short(self, clock, seconds, calls):
+        made = []
 
         def run():
             made.append(1)
             clock.now += seconds
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fuseplug_tools.measuring.turns.time.perf_counter", lambda: clock.now)
-            found = by_turns({"only": run}, 3, warm_up=0, at_a_time=8)
+        found = by_turns({"only": run}, 3, warm_up=0, at_a_time=8)
         assert len(made) == 2 + 3 * calls
         assert found["only"] == pytest.approx([1e6 * seconds] * 3)
 
@@ -112,13 +120,9 @@ class TestTurns:
         [(0.02, None, 26), (0.3, None, 3), (2.0, None, 1), (2.0, 7, 7)],
         ids=["short", "longer", "very long", "very long, and asked for"],
     )
-    def test_they_end_in_time(self, seconds, least, turns):
-        clock = SimpleNamespace(now=0.0)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fuseplug_tools.measuring.turns.time.perf_counter", lambda: clock.now)
-            run = {"only": lambda: setattr(clock, "now", clock.now + seconds)}
-            found = by_turns(run, 50, warm_up=1, within=0.505, least=least)
-        assert len(found["only"]) == turns
+    def test_they_end_in_time(self, clock, seconds, least, turns):
+        run = {"only": lambda: setattr(clock, "now", clock.now + seconds)}
+        assert len(by_turns(run, 50, warm_up=1, within=0.505, least=least)["only"]) == turns
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody says")
@@ -254,24 +258,11 @@ def test_a_mixture_in_float32_is_compared_with_one_in_float64(tmp_path):
 class TestCompare:
     def test_every_mode_number_of_tokens_and_contender_has_a_row(self, tiny):
         steps = []
-        found = compare(
-            tiny,
-            manager_of(PlainNorms),
-            dtype="float32",
-            device="cpu",
-            layers=1,
-            tokens=(4, 6),
-            modes=("train", "decode"),
-            versus=("again",),
-            repeats=2,
-            seconds=0,
-            step=steps.append,
-        )
+        modes = ("train", "decode")
+        how = {"layers": 1, "tokens": (4, 6), "versus": ("again",), "step": steps.append}
+        found = compared(tiny, modes=modes, **how)
         assert [(row.mode, row.tokens, row.contender) for row in found.rows] == [
-            (mode, tokens, name)
-            for mode in ("train", "decode")
-            for tokens in (4, 6)
-            for name in ("eager", "fuseplug", "eager again")
+            (mode, tokens, name) for mode in modes for tokens in (4, 6) for name in ("eager", "fuseplug", "eager again")
         ]
         assert found.right
         assert [each.what for each in found.checked] == ["logits", "gradients"]
@@ -286,8 +277,8 @@ class TestCompare:
     @pytest.mark.parametrize(("emulated", "dtype"), [(True, "float32"), (False, "bfloat16")])
     def test_bfloat16_is_measured_where_a_cpu_has_instructions_for_it(self, tiny, monkeypatch, emulated, dtype):
         monkeypatch.setattr("fuseplug_tools.bench.comparing.emulates_bfloat16", lambda: emulated)
-        how = {"device": "cpu", "layers": 1, "tokens": (4,), "modes": ("decode",), "repeats": 2, "seconds": 0}
-        assert compare(tiny, manager_of(PlainNorms), **how).model.endswith(f", {dtype}, cpu")
+        found = compared(tiny, dtype=None, layers=1, tokens=(4,), modes=("decode",))
+        assert found.model.endswith(f", {dtype}, cpu")
 
     @pytest.mark.parametrize(
         ("given", "said"),
@@ -405,17 +396,7 @@ class TestCommand:
 class TestEachKernelByItself:
     @pytest.mark.parametrize(("mode", "work"), first_quick([("train", "forward and backward"), ("prefill", "forward")]))
     def test_every_different_replacement_has_a_row(self, tiny, mode, work):
-        found = compare(
-            tiny,
-            manager_of(PlainNorms),
-            dtype="float32",
-            device="cpu",
-            tokens=(4,),
-            modes=(mode,),
-            repeats=2,
-            seconds=0,
-            ops=True,
-        )
+        found = compared(tiny, tokens=(4,), modes=(mode,), ops=True)
         (row,) = found.ops[mode, 4]
         assert (row.kernel_id, row.variant, row.work) == ("plain_rmsnorm", "llama", work)
         assert row.where == "model.layers.0.input_layernorm and 6 more"
@@ -461,16 +442,7 @@ class TestEachKernelByItself:
 
         monkeypatch.setattr("fuseplug_tools.bench.ops.by_turns", once)
         monkeypatch.setattr("fuseplug_tools.bench.ops.make", lambda function, *rest: called.append((function, rest[0])))
-        found = compare(
-            tiny,
-            manager_of(FromAThousandOn),
-            dtype="float32",
-            device="cpu",
-            tokens=(4, 64),
-            repeats=2,
-            seconds=0,
-            ops=True,
-        )
+        found = compared(tiny, FromAThousandOn, tokens=(4, 64), ops=True)
         (small,), (large,) = found.ops["train", 4], found.ops["train", 64]
         assert small.declined == (
             "it is too small to gain: the main input has 128 elements, and the kernel is faster from 1,000 on"

@@ -1,7 +1,5 @@
 """``fuseplug check``, which needs the kit."""
 
-from __future__ import annotations
-
 import json
 import sys
 

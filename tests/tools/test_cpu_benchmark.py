@@ -1,7 +1,5 @@
 """The benchmark of the CPU: everybody in it is called as they must be, and nobody wrong is timed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

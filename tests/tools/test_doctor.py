@@ -1,7 +1,5 @@
 """What doctor says of machines that lack something."""
 
-from __future__ import annotations
-
 import json
 import sys
 import types
@@ -114,37 +112,30 @@ def test_torch_that_does_not_load():
     assert "reinstall torch" in said.remedy
 
 
+SET_ENV = "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
+INSTALL = 'pip install --upgrade "torch_npu==2.13.*"'
+
+
 class TestTorchNpu:
-    def said(self, *args, **environ):
-        return row(examine(machine(*args, **environ), []), "torch_npu")
-
-    def test_absent(self, versions):
-        assert self.said().state == "ok"
-
-    def test_working(self, versions):
-        versions["torch_npu"] = "2.13.0"
-        assert self.said(("cpu", "npu")) == ("torch_npu", "ok", "2.13.0", "")
-
-    def test_without_cann(self, versions):
-        versions["torch_npu"] = "2.13.0"
-        said = self.said()
-        assert said.state == "fail"
-        assert said.remedy == "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
-
-    def test_without_a_chip(self, versions):
-        versions["torch_npu"] = "2.13.0.post1"
-        said = self.said(ASCEND_HOME_PATH="/usr/local/Ascend")
-        assert (said.state, "npu-smi" in said.remedy) == ("warn", True)
-
-    def test_for_another_torch(self, versions):
-        versions["torch_npu"] = "2.7.1"
-        said = self.said()
-        assert (said.state, said.remedy) == ("fail", 'pip install --upgrade "torch_npu==2.13.*"')
-
-    def test_for_another_torch_which_it_keeps_from_being_imported(self, versions):
-        versions["torch_npu"] = "2.7.1"
-        said = self.said((), ImportError("undefined symbol"))
-        assert (said.state, said.remedy) == ("fail", 'pip install --upgrade "torch_npu==2.13.*"')
+    @pytest.mark.parametrize(
+        ("version", "here", "environ", "state", "remedy"),
+        [
+            (None, (), {}, "ok", ""),
+            ("2.13.0", (("cpu", "npu"),), {}, "ok", ""),
+            ("2.13.0", (), {}, "fail", SET_ENV),
+            ("2.13.0.post1", (), {"ASCEND_HOME_PATH": "/usr/local/Ascend"}, "warn", "npu-smi info"),
+            ("2.7.1", (), {}, "fail", INSTALL),
+            ("2.7.1", ((), ImportError("undefined symbol")), {}, "fail", INSTALL),
+            ("2.13.0", (), {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "warn", ""),
+        ],
+        ids=["absent", "working", "no CANN", "no chip", "of another torch", "and torch fails", "turned off"],
+    )
+    def test_as_it_is_here(self, versions, version, here, environ, state, remedy):
+        if version:
+            versions["torch_npu"] = version
+        said = row(examine(machine(*here, **environ), []), "torch_npu")
+        assert said.state == state
+        assert said.remedy.startswith(remedy)
 
     @pytest.mark.parametrize(
         ("npus", "environ", "seen"),
@@ -153,11 +144,7 @@ class TestTorchNpu:
     def test_absent_where_it_is_wanted(self, versions, npus, environ, seen):
         said = row(examine(machine(npus=npus, **environ), []), "torch_npu")
         assert (said.state, seen in said.found) == ("warn", True)
-        assert said.remedy == 'pip install --upgrade "torch_npu==2.13.*"'
-
-    def test_turned_off(self, versions):
-        versions["torch_npu"] = "2.13.0"
-        assert self.said(TORCH_DEVICE_BACKEND_AUTOLOAD="0").state == "warn"
+        assert said.remedy == INSTALL
 
 
 def install_cann(root, toolkit, ops=None):

@@ -1,7 +1,5 @@
 """A head that a trainer put on a model is served if its function is found to compute what a kernel does, and undone."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import logging

@@ -3,8 +3,6 @@
 tests/kernelize puts them on with the `kernels` package.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import types

@@ -3,8 +3,6 @@
 What is slow here sleeps for far longer than the other side computes, so that no verdict is a matter of chance.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace
@@ -434,11 +432,6 @@ class TestRandomTokens:
             assert entry.figures or "1 × 16 × 32, float32" in entry.why_not
 
 
-class Fails(nn.Module):
-    def forward(self, x):
-        raise ValueError("no such thing")
-
-
 class Unique(Model):
     def __deepcopy__(self, memo):
         raise TypeError("there is but one")
@@ -450,10 +443,6 @@ class TestErrors:
         with pytest.raises(PlanError, match="give measure= one batch or several"):
             manager_of(NormKernel).plan(Model(), measure=said)
 
-    def test_random_tokens_are_not_for_every_model(self):
-        with pytest.raises(PlanError, match="Model takes no input_ids or has no input embeddings: give measure="):
-            manager_of(NormKernel).plan(Model(), measure=True)
-
     @pytest.mark.parametrize("how", ["argument", "environment"])
     def test_every_size_contradicts_it(self, how, monkeypatch):
         if how == "environment":
@@ -461,21 +450,24 @@ class TestErrors:
         with pytest.raises(PlanError, match="drop one of them"):
             manager_of(NormKernel).plan(Model(), measure=batch(8), every_size=how == "argument")
 
-    def test_a_model_without_weights_is_not_run(self):
-        with pytest.raises(PlanError, match="on meta: load or build its weights first"):
-            manager_of(NormKernel).plan(Model().to("meta"), measure=batch(8))
-
-    def test_nor_one_that_is_elsewhere(self):
-        with pytest.raises(PlanError, match="on cpu, and device= says cuda: move the model there first"):
-            manager_of(NormKernel).plan(Model(), measure=batch(8), device="cuda")
-
-    def test_a_batch_that_the_model_does_not_bear_is_named(self):
-        with pytest.raises(PlanError, match=r"Model, which fails with batch 2 of 2 \(y\): TypeError"):
-            manager_of(kernel(QUICK)).plan(Model(), measure=[batch(8), {"y": 1}])
-
-    def test_a_model_that_cannot_be_copied(self):
-        with pytest.raises(PlanError, match="TypeError: there is but one"):
-            manager_of(kernel(QUICK)).plan(Unique(), measure=batch(8))
+    @pytest.mark.parametrize(
+        ("make", "options", "why"),
+        [
+            (Model, {"measure": True}, "Model takes no input_ids or has no input embeddings: give measure="),
+            (lambda: Model().to("meta"), {}, "on meta: load or build its weights first"),
+            (Model, {"device": "cuda"}, "on cpu, and device= says cuda: move the model there first"),
+            (
+                Model,
+                {"measure": [batch(8), {"y": 1}]},
+                r"Model, which fails with batch 2 of 2 \(y\): TypeError",
+            ),
+            (Unique, {}, "TypeError: there is but one"),
+        ],
+        ids=["no tokens", "on meta", "elsewhere", "a wrong batch", "not to be copied"],
+    )
+    def test_a_model_that_cannot_be_measured_is_refused(self, make, options, why):
+        with pytest.raises(PlanError, match=why):
+            manager_of(kernel(QUICK)).plan(make(), **{"measure": batch(8), **options})
 
 
 class TestTheCommand:

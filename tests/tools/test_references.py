@@ -1,7 +1,5 @@
 """What is said of models that run transformers' reference implementations, and what would serve them."""
 
-from __future__ import annotations
-
 import json
 import types
 

@@ -1,7 +1,5 @@
 """``fuseplug report`` prints all that an issue needs, and nothing that is nobody's business."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The library works where nothing else of Fuseplug can be imported."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,12 +1,11 @@
 """The part that needs no torch: plain classes, so that it runs on every supported Python."""
 
-from __future__ import annotations
-
 import dis
 import functools
 import gc
 import importlib.util
 import inspect
+import os
 import pickle
 import subprocess
 import sys
@@ -250,12 +249,6 @@ class TestReplacing:
         assert toy.Layer.forward(one, 5) == 6
         assert toy.turn(5) == 6
 
-    def test_another_instance_can_have_another_replacement(self, toy):
-        one, other = toy.Layer(), toy.Layer()
-        patch(one, "forward", turn=minus)
-        patch(other, "forward", turn=square)
-        assert (one.forward(5), other.forward(5)) == (4, 25)
-
     def test_undo_is_exact(self, toy):
         layer = toy.Layer()
         before = dict(vars(toy)), dict(vars(layer)), toy.Layer.forward.__code__
@@ -277,12 +270,6 @@ class TestReplacing:
         assert layer.both(5) == 16
         assert layer.both.__func__.__globals__ is vars(toy)
 
-    def test_several_names_at_once(self, toy):
-        layer = toy.Layer()
-        patch(layer, "both", turn=minus, scale=square)
-        assert layer.both(5) == 16
-        assert len(aliases(toy)) == 2
-
     def test_names_can_be_swapped(self, toy):
         layer = toy.Layer()
         patch(layer, "both", turn=toy.scale, scale=toy.turn)
@@ -301,11 +288,6 @@ class TestReplacing:
         assert nested
         assert all(any(constant is theirs for theirs in copy.__code__.co_consts) for constant in nested)
 
-    def test_any_callable_can_be_the_replacement(self, toy):
-        layer = toy.Layer()
-        patch(layer, "forward", turn=functools.partial(int.__add__, 100))
-        assert layer.forward(5) == 105
-
 
 class TestDecorators:
     def test_two_deep_with_arguments(self, toy):
@@ -317,12 +299,6 @@ class TestDecorators:
         del one.forward
         assert one.forward(5) == 11
         assert not aliases(toy)
-
-    def test_without_wraps(self, toy):
-        toy.Layer.forward = bare(bare(toy.Layer.forward))
-        layer = toy.Layer()
-        patch(layer, "forward", turn=minus)
-        assert layer.forward(5) == 4
 
     def test_wrapped_leads_to_the_copies(self, toy):
         inner = toy.Layer.forward
@@ -400,12 +376,6 @@ class TestMetadata:
     def test_keyword_defaults_are_not_shared(self, toy):
         rebound(toy.Layer.forward, {"turn": minus}).__kwdefaults__["shift"] = 7
         assert toy.Layer().forward(5) == 6
-
-    def test_of_a_decorated_method(self, toy):
-        outer = adding(5)(toy.Layer.forward)
-        copy = rebound(outer, {"turn": minus})
-        assert (copy.__name__, copy.__qualname__, copy.__module__) == ("forward", "Layer.forward", "rebind_toy")
-        assert copy.__annotations__ == outer.__annotations__
 
     @pytest.mark.skipif(sys.version_info < (3, 12), reason="syntax of 3.12")
     def test_type_parameters(self, toy):
@@ -676,16 +646,6 @@ class TestLifetime:
         assert len(answers) == 2
 
 
-def run_python(code):
-    path = Path(rebind.__file__).parents[1]
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(path)!r})\n{code}"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def test_importing_it_does_not_import_torch():
-    assert run_python("import fuseplug_verify.rebind; print('torch' in sys.modules)") == "False"
-
-
 def test_a_patched_object_still_works_while_the_process_exits():
     code = """
 import atexit
@@ -695,4 +655,6 @@ atexit.register(lambda: print(copy(5)))
 from fuseplug_verify.rebind import rebound
 copy = rebound(method, {"turn": lambda x: x - 1})
 """
-    assert run_python(code) == "4"
+    command = [sys.executable, "-c", code]
+    environ = {**os.environ, "PYTHONPATH": str(Path(rebind.__file__).parents[1])}
+    assert subprocess.run(command, capture_output=True, text=True, env=environ, check=True).stdout == "4\n"

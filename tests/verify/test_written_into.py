@@ -1,7 +1,5 @@
 """Functions that write into an argument, as a step of decoding does into its state."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

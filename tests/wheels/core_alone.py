@@ -1,7 +1,5 @@
 """Use core and verify as a stranger would who installed nothing else: it lists and plans, and says what is missing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.metadata import distributions

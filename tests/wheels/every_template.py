@@ -1,7 +1,5 @@
 """Write what every template of ``fuseplug new`` becomes into a folder, for the linters."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

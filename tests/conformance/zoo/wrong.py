@@ -2,10 +2,8 @@
 
 import itertools
 import os
-import random
 import threading
 import time
-import warnings
 
 import torch
 from torch.nn import functional
@@ -20,10 +18,6 @@ def zeros(x, weight, eps, offset=0.0):
     return right_norm(x, weight, eps, offset) * 0
 
 
-def wrong_eps(x, weight, eps, offset=0.0):
-    return right_norm(x, weight, 1e-5 if eps != 1e-5 else 1e-6, offset)
-
-
 def without_offset(x, weight, eps, offset=0.0):
     return right_norm(x, weight, eps, 0.0)
 
@@ -36,23 +30,6 @@ def narrow(x, weight, eps, offset=0.0):
     """Computes in the dtype of x, as if there were float32 inside."""
     unit = x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
     return (unit * (weight + offset)).to(x.dtype)
-
-
-def swapped(x):
-    up, gate = x.float().chunk(2, -1)
-    return (functional.silu(gate) * up).to(x.dtype)
-
-
-def gelu(x):
-    gate, up = x.float().chunk(2, -1)
-    return (functional.gelu(gate) * up).to(x.dtype)
-
-
-def interleaved(q, k, cos, sin):
-    def turned(x):
-        return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
-
-    return q * cos + turned(q) * sin, k * cos + turned(k) * sin
 
 
 def key_unturned(q, k, cos, sin):
@@ -83,10 +60,6 @@ def wrong_weight_gradient(x, weight, eps, offset=0.0):
 def without_gradient(x, weight, eps, offset=0.0):
     with torch.no_grad():
         return right_norm(x, weight, eps, offset)
-
-
-def without_weight_gradient(x, weight, eps, offset=0.0):
-    return right_norm(x, weight.detach(), eps, offset)
 
 
 class _Norm(torch.autograd.Function):
@@ -317,34 +290,13 @@ def draws_random_numbers(x, weight, eps, offset=0.0):
     return right_norm(x, weight, eps, offset)
 
 
-def seeds_random(x, weight, eps, offset=0.0):
-    random.seed(0)
-    return right_norm(x, weight, eps, offset)
-
-
-def seeds_torch(x, weight, eps, offset=0.0):
-    torch.manual_seed(0)
-    return right_norm(x, weight, eps, offset)
-
-
 def changes_the_default_dtype(x, weight, eps, offset=0.0):
     torch.set_default_dtype(torch.float64)
     return right_norm(x, weight, eps, offset)
 
 
-def turns_gradients_off(x, weight, eps, offset=0.0):
-    made = right_norm(x, weight, eps, offset)
-    torch.set_grad_enabled(False)
-    return made
-
-
 def writes_environment(x, weight, eps, offset=0.0):
     os.environ.setdefault("ZOO_WORKSPACE", "1")
-    return right_norm(x, weight, eps, offset)
-
-
-def silences_warnings(x, weight, eps, offset=0.0):
-    warnings.filterwarnings("ignore", message=f"zoo {next(_calls)}")
     return right_norm(x, weight, eps, offset)
 
 
@@ -470,12 +422,6 @@ def made_on_the_default_device(x, weight, eps, offset=0.0):
 def coarser_under_autocast(x, weight, eps, offset=0.0):
     made = right_norm(x, weight, eps, offset)
     return made.bfloat16().to(made.dtype) if torch.is_autocast_enabled("cpu") else made
-
-
-def turns_mkldnn_off(x, weight, eps, offset=0.0):
-    made = right_norm(x, weight, eps, offset)
-    torch._C._set_mkldnn_enabled(False)
-    return made
 
 
 def flushes_denormals(x, weight, eps, offset=0.0):

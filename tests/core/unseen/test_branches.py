@@ -6,17 +6,10 @@ import pytest
 import torch
 from support.attacking import attacked, numbers
 from support.gated import GatedKernel
-from support.kernels import FunctionKernel, NormKernel, Plain
-from support.models import MLP, Norm
+from support.kernels import GateKernel, NormKernel
+from support.models import MLP, Norm, normal
 from torch import nn
 from torch.nn import functional as F
-
-from fuseplug import Example, Proposal, Target
-
-
-def normal(self, x):
-    wide = x.to(torch.float32)
-    return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
 class ChannelsFirst(Norm):
@@ -85,6 +78,14 @@ class Table(Norm):
         return normal(self, x) * {1001: 2.0}.get(x.shape[-2], 1.0)
 
 
+class Repeated(Norm):
+    def forward(self, x):
+        y = normal(self, x)
+        for _ in range(x.shape[-2] // 900):
+            y = y * 2
+        return y
+
+
 class Empty(Norm):
     def forward(self, x):
         return x if x.numel() == 0 else normal(self, x)
@@ -102,6 +103,7 @@ SHAPES = {
     "more than 2^18 elements": (Elements, (17000, 16)),
     "a multiple": (Multiple, (194, 16)),
     "a table of lengths": (Table, (1001, 16)),
+    "as often as it is long": (Repeated, (1001, 16)),
     "no elements": (Empty, (0, 16)),
 }
 
@@ -147,24 +149,8 @@ class Gating(nn.Module):
         return apply_gate(x, x)
 
 
-class Gates(FunctionKernel):
-    kernel_id = "toy_gates"
-    op = "toygate"
-    function = "support.kernels:fused_gate"
-    reference = "support.kernels:gate_reference"
-    names = ("apply_gate",)
-    inputs = 2
-
-    def proposal(self, name):
-        def example(dtype, size, generator):
-            shape = (2, max(2, size // 32), 16)
-            return Example([torch.randn(shape, generator=generator).to(dtype) for _ in range(self.inputs)])
-
-        return Proposal(Target("forward", name), (Plain(),), example, (torch.float32,), roundings=16.0)
-
-
 def test_a_function_that_looks_at_the_rank_gives_its_own_numbers():
-    assert attacked([Gates], Gating, given=[[numbers((1, 2, 1, 2, 16))]]).last != "kernel"
+    assert attacked([GateKernel], Gating, given=[[numbers((1, 2, 1, 2, 16))]]).last != "kernel"
 
 
 class Clamped(Norm):
@@ -189,6 +175,32 @@ class Masked(Norm):
         return normal(self, torch.where(x > 1e6, torch.zeros_like(x), x))
 
 
+class Beyond(Norm):
+    def forward(self, x):
+        return normal(self, x) + torch.tanh(F.softplus(x.double() - 1e9)).to(x.dtype)
+
+
+class Zeros(Norm):
+    def forward(self, x):
+        return normal(self, x.masked_fill(x == 0, 1.0))
+
+
+class Tiny(Norm):
+    def forward(self, x):
+        return normal(self, torch.where(x.abs() < 1e-20, torch.ones_like(x), x))
+
+
+class NothingAtAll(Norm):
+    def forward(self, x):
+        y = normal(self, x)
+        return y if x.any() else y + 1
+
+
+class NegativeZero(Norm):
+    def forward(self, x):
+        return normal(self, x) + torch.signbit(x) * (x == 0)
+
+
 class ClampedGate(MLP):
     def forward(self, x):
         return self.down(self.act(self.gate(x).clamp(max=1e4)) * self.up(x))
@@ -206,6 +218,11 @@ MAGNITUDES = {
     "nan_to_num, inf": (NormKernel, Bounded, with_special(torch.inf)),
     "a condition on the largest": (NormKernel, Rescaled, numbers((5, 16), scale=1e4)),
     "a mask": (NormKernel, Masked, numbers((5, 16), scale=1e7)),
+    "a bend beyond a number": (NormKernel, Beyond, numbers((5, 16), scale=1e10)),
+    "zeros": (NormKernel, Zeros, with_special(0.0)),
+    "tiny numbers": (NormKernel, Tiny, with_special(1e-25)),
+    "nothing but zeros": (NormKernel, NothingAtAll, torch.zeros(5, 16)),
+    "a negative zero": (NormKernel, NegativeZero, with_special(-0.0)),
     "a clamp between projections": (GatedKernel, ClampedGate, numbers((5, 16), scale=1e6)),
 }
 

@@ -3,27 +3,16 @@
 import itertools
 import types
 from collections import deque
-from dataclasses import replace
 
 import pytest
 import torch
 from support.attacking import attacked
 from support.gated import GatedKernel
-from support.kernels import ExpertsAdapter, ExpertsKernel, NormKernel
+from support.kernels import ExpertsKernel, NormKernel
 from support.managers import manager_of
 from support.models import MLP, Experts, Norm
 from support.thorough import covering
 from torch import nn
-
-
-class ReadingAdapter(ExpertsAdapter):
-    reads: tuple[str, ...] = ("experts.*.weight", "experts.*.eps")
-
-
-class ReadingExpertsKernel(ExpertsKernel):
-    def match(self, site):
-        found = super().match(site)
-        return found and [replace(each, adapters=(ReadingAdapter(),)) for each in found]
 
 
 def doubling(module, args, result):
@@ -100,8 +89,8 @@ PLACES = {
     "an identity in a gated MLP": (GatedKernel, WithIdentity, "between"),
     "an activation two levels down": (GatedKernel, Nested, "act.0"),
     "an identity after a norm": (NormKernel, NormWithIdentity, "after"),
-    "the first of some experts": (ReadingExpertsKernel, Experts, "experts.0"),
-    "the last of some experts": (ReadingExpertsKernel, Experts, "experts.1"),
+    "the first of some experts": (ExpertsKernel, Experts, "experts.0"),
+    "the last of some experts": (ExpertsKernel, Experts, "experts.1"),
 }
 
 

@@ -7,18 +7,13 @@ import torch
 from support.attacking import attacked, changing
 from support.gated import GatedKernel
 from support.kernels import NormKernel, RotaryKernel, variant_of
-from support.models import MLP, Attention, Norm
+from support.models import MLP, Attention, Norm, normal
 from torch import nn
 from torch.nn import functional as F
 
 TABLE = {"silu": torch.sigmoid}
 SCALE = 1.0
 LIMIT = None
-
-
-def normal(self, x):
-    wide = x.to(torch.float32)
-    return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
 def finished(y):
@@ -40,14 +35,6 @@ class WithOwnNumber(WithNumber):
     def __init__(self):
         super().__init__()
         self.scale = 1.0
-
-
-class WithFlag(Norm):
-    double = False
-
-    def forward(self, x):
-        y = normal(self, x)
-        return y * 2 if self.double else y
 
 
 class WithConfig(Norm):
@@ -151,8 +138,6 @@ NORMS = {
     "a number of the module": (WithOwnNumber, setting("scale", 2.0)),
     "a number of the class, set on the module": (WithNumber, setting("scale", 2.0)),
     "a number of the class": (WithNumber, on_class(WithNumber, "scale", 2.0)),
-    "a flag of the module": (WithFlag, setting("double", True)),
-    "a flag of the class": (WithFlag, on_class(WithFlag, "double", True)),
     "a number of its config": (WithConfig, lambda module: setattr(module.config, "dropout", 0.5)),
     "a limit of its config": (WithConfig, lambda module: setattr(module.config, "limit", 0.5)),
     "another config": (WithConfig, setting("config", types.SimpleNamespace(dropout=0.5, limit=1.0))),

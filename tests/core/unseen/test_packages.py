@@ -49,19 +49,16 @@ def double_forward(module):
     module.forward = lambda x: x * 2
 
 
-MLPS = {
-    "a hook on the activation": lambda m: m.act_fn.register_forward_hook(doubling),
-    "a pre-hook on the activation": lambda m: m.act_fn.register_forward_pre_hook(lambda child, args: (args[0] * 2,)),
-    "an ablation": lambda m: m.act_fn.register_forward_hook(lambda child, args, y: y * (torch.arange(32) != 3)),
-    "a full backward hook": lambda m: m.act_fn.register_full_backward_hook(lambda child, i, o: (i[0] * 2,)),
-    "a forward of the activation's own": lambda m: double_forward(m.act_fn),
-    "another activation": lambda m: setattr(m, "act_fn", nn.GELU()),
-}
-
-
-@pytest.mark.parametrize("case", MLPS)
-def test_a_gated_mlp_of_llama(case):
-    met = attacked([InductorSwiGLUKernel], llama_mlp, MLPS[case], verify=False)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.act_fn.register_full_backward_hook(lambda child, i, o: (i[0] * 2,)),
+        lambda m: double_forward(m.act_fn),
+    ],
+    ids=["a full backward hook on the activation", "a forward of the activation's own"],
+)
+def test_a_gated_mlp_of_llama(change):
+    met = attacked([InductorSwiGLUKernel], llama_mlp, change, verify=False)
     assert met.answers == ("kernel", "original"), met
 
 
@@ -85,12 +82,6 @@ def test_a_norm_of_llama(case):
     change, by = NORMS[case]
     met = attacked([InductorRMSNormKernel], llama_norm, change, verify=False)
     assert by == "either" or met.last == by, met
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_a_norm_of_llama_in_every_dtype(dtype):
-    # In half precision the kernel leaves out a rounding of the original's.
-    attacked([InductorRMSNormKernel], llama_norm, given=[[numbers(dtype=dtype)]], verify=False, share=1e-2)
 
 
 class Experts(nn.Module):
@@ -119,7 +110,6 @@ class Experts(nn.Module):
 MIXTURES = {
     "a hook on the activation": lambda m: m.experts.act_fn.register_forward_hook(doubling),
     "a forward of the activation's own": lambda m: double_forward(m.experts.act_fn),
-    "another activation": lambda m: setattr(m.experts, "act_fn", nn.GELU()),
     "a method replaced": lambda m: setattr(m.experts, "_apply_gate", lambda y: y.chunk(2, -1)[0]),
 }
 
@@ -161,11 +151,6 @@ def test_a_rotation_of_llama_that_is_mocked(name, monkeypatch):
         [InductorRoPEKernel], Attention, lambda _: monkeypatch.setattr(modeling_llama, name, mocked), verify=False
     )
     assert met.answers == ("kernel", "original"), met
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 16), (2, 5, 16), (3, 40, 16)])
-def test_a_rotation_of_llama_at_every_length(shape):
-    assert attacked([InductorRoPEKernel], Attention, given=[[numbers(shape)]], verify=False).last == "kernel"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The benchmark of the GPU, without one: everybody in it is called as they must be, and nobody wrong is timed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Every Triton kernel passes the conformance kit, here on few specimens: the interpreter takes its time."""
 
-from __future__ import annotations
-
 import pytest
 from support.conformance import check_some, some
 

@@ -1,7 +1,5 @@
 """The functions of the packages choose by device which of their kernels computes."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

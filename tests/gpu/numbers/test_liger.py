@@ -1,7 +1,5 @@
 """Liger-Kernel's kernels: as right as ours, in models too, and none of what Liger itself gets wrong is left."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """What ``fuseplug new --backend triton`` writes works here, and its tests fail when its kernel is broken."""
 
-from __future__ import annotations
-
 import pytest
 from support.generated import WHAT, generate, passes_until_broken
 from support.thorough import thorough

@@ -1,7 +1,5 @@
 """The code on the page about kernels in Triton works."""
 
-from __future__ import annotations
-
 import pytest
 from support.page import import_page
 from support.thorough import thorough

@@ -1,7 +1,5 @@
 """What Triton makes of the loss for an H100: nothing spilled, logits by 16 bytes, few programs."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -1,7 +1,5 @@
 """The Triton mixture of experts, compiled for a GPU that is not here: nothing spills, and all of it fits."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The code on the page about kernels in Triton compiles for a GPU, and takes what the page says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from support.page import import_page

@@ -1,7 +1,5 @@
 """What Triton compiles for RMSNorm: all in registers, and nothing anew for another number of tokens."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

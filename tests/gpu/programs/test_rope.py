@@ -1,7 +1,5 @@
 """What Triton makes of the rotation for an H100: registers, the width of loads, and one program for all lengths."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -1,7 +1,5 @@
 """What Triton makes of gated MLPs for an H100: nothing spilled, memory by 16 bytes, few programs."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

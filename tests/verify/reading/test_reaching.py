@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextvars
+import copy
 import functools
+import os
+import threading
 import types
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -300,6 +305,7 @@ class Outside:
 
 exec("def unseen(x):\n    return x", there := {"__name__": "there"})
 Outside.call = there["unseen"]
+VARIABLE, LOCAL, ARRAY = contextvars.ContextVar("scale", default=1.0), threading.local(), np.ones(1)
 
 
 @pytest.mark.parametrize(
@@ -321,6 +327,17 @@ Outside.call = there["unseen"]
         (lambda self, x: self.mixed[0](x), "the modules of a ModuleList differ"),
         (lambda self, x: self.call(x), "is not known only to compute: self.call(x)"),
         (lambda self, x: x * self.slotted.scale, "scale of a Slotted is a descriptor"),
+        (lambda self, x: x * type(self).shared, "builtins.type is not known only to compute"),
+        (lambda self, x: x * copy.copy(self.config).eps, "copy.copy is not known only to compute"),
+        (lambda self, x: x * VARIABLE.get(), "what is in a ContextVar is looked at"),
+        (lambda self, x: x * LOCAL.scale, "scale of a _local is answered by code of its own"),
+        (lambda self, x: x * ARRAY[0], "what is in a ndarray is looked at"),
+        (lambda self, x: 2 * x if "DOUBLE" in os.environ else x, "os.environ is a setting of os"),
+        (lambda self, x: x * self.weight.grad, "grad is looked at"),
+        (lambda self, x: x * x.untyped_storage().nbytes(), "untyped_storage is not known only to compute"),
+        (lambda self, x: [x * each for each in self.parameters()], "parameters of a Module is not known"),
+        (lambda self, x: x * self.get_buffer("scale"), "get_buffer of a Module is not known"),
+        (lambda self, x: x * self.state_dict()["scale"], "state_dict of a Module is not known"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_listed(forward, said):
@@ -328,6 +345,42 @@ def test_what_cannot_be_read_is_listed(forward, said):
     module.call, module.slotted = types.MethodType(lambda self, x: self.proj(x), module), Slotted()
     found = reading(forward, module)
     assert any(said in each for each in found.unread) or (not said and found.side_effects), found
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda self, x: x * float(self.config),
+        lambda self, x: x * float(f"{self.config}"),
+        lambda self, x: 2 * x if self.config else x,
+        lambda self, x: x * (1.0, 2.0)[self.config],
+        lambda self, x: x * len(range(self.config)),
+        lambda self, x: x * sum(self.config),
+        lambda self, x: -(x * -self.config),
+        lambda self, x: x * abs(self.config),
+        lambda self, x: x * self.config,
+        lambda self, x: torch.mul(x, self.config),
+    ],
+)
+def test_what_python_asks_an_object_of_a_models_class_is_not_read(forward):
+    assert "methods of Config decide what Python sees of it" in reading(forward).unread[0]
+
+
+SETTINGS = [
+    lambda x: x * torch.get_num_threads(),
+    lambda x: x * torch.are_deterministic_algorithms_enabled(),
+    lambda x: x * len(torch.get_float32_matmul_precision()),
+    lambda x: x * (torch.get_default_dtype() == x.dtype),
+    lambda x: x * torch.is_inference_mode_enabled(),
+    lambda x: x * torch.is_anomaly_enabled(),
+    lambda x: x * torch.backends.mkldnn.deterministic,
+]
+
+
+@pytest.mark.parametrize("function", SETTINGS)
+def test_settings_of_torch_are_not_read(function):
+    (unread,) = read(function).unread
+    assert "is not known only to compute" in unread or "is a setting of torch" in unread
 
 
 def test_code_of_a_module_that_answers_for_attributes_is_not_run():
