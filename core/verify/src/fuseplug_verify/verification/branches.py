@@ -29,10 +29,8 @@ class Branches:
     """
 
     def __init__(self, codes: Iterable[types.CodeType]) -> None:
-        self._taken: dict[types.CodeType, dict[int, set[int]]] = {}
-        for code in codes:
-            jumps = [i.offset for i in dis.get_instructions(code) if "JUMP" in i.opname and "IF" in i.opname]
-            self._taken[code] = {offset: set() for offset in jumps}
+        self._tests = {code: dict(_jumps(code)) for code in codes}
+        self._taken = {code: {offset: set[int]() for offset in tests} for code, tests in self._tests.items()}
         self._new: list[tuple[types.CodeType, int, int]] = []
         self._watching = ExitStack()
 
@@ -60,10 +58,10 @@ class Branches:
         Code that was never visited does not count: the branch that leads to it is then one-sided itself.
         """
         return any(
-            len(ways) == 1 and _within(position, span)
+            len(ways) == 1 and _within(self._tests[code][offset], span)
             for code, jumps in self._taken.items()
             if code.co_filename == file
-            for ways, position in zip(jumps.values(), _positions(code, jumps), strict=True)
+            for offset, ways in jumps.items()
         )
 
 
@@ -117,11 +115,17 @@ def traced(codes: Collection[types.CodeType], jumped: Jumped) -> Iterator[None]:
         sys.settrace(before)
 
 
-def _positions(code: types.CodeType, offsets: Iterable[int]) -> list[Position]:
-    """Where in the source the instructions at *offsets* come from."""
-    of_instructions = [*code.co_positions()]
-    positions = [of_instructions[offset // 2] for offset in offsets]
-    return [(line, column, end_line, end_column) for line, end_line, column, end_column in positions]
+def _jumps(code: types.CodeType) -> Iterator[tuple[int, Position]]:
+    """Where each conditional jump is, and where in the source what it tests comes from: the instruction before it.
+
+    Of the jump itself, Python 3.11 says the place of a whole ``if``.
+    """
+    tested: Position = (None, None, None, None)
+    for instruction in dis.get_instructions(code):
+        if "JUMP" in instruction.opname and "IF" in instruction.opname:
+            yield instruction.offset, tested
+        elif instruction.opname != "EXTENDED_ARG" and (at := instruction.positions) is not None:
+            tested = at.lineno, at.col_offset, at.end_lineno, at.end_col_offset
 
 
 def _within(position: Position, span: Span) -> bool:

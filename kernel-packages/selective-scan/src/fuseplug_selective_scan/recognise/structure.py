@@ -54,10 +54,11 @@ class ScanMix(NamedTuple):
 
 
 class StepMix(NamedTuple):
-    """One combination of dtypes to check, for one token: those of x, dt, B, C and z, and of D. The rest is float32."""
+    """One combination to check, for one token: the dtypes of x, dt, B, C and z, and of D; *bare* without a softplus."""
 
     x: torch.dtype
     D: torch.dtype
+    bare: bool = False
 
 
 def match(site: Site) -> list[Proposal] | Rejection | None:
@@ -132,6 +133,7 @@ def _proposal(own: torch.dtype, target: Target, parameters: Sequence[str]) -> Pr
 def _step_proposal(own: torch.dtype, target: Target) -> Proposal:
     pairs = [(dtype, dtype) for dtype in MODEL_DTYPES] + [(dtype, torch.float32) for dtype in MODEL_DTYPES[:2]]
     mixes = [StepMix(*pair) for pair in sorted(pairs, key=lambda pair: pair != (own, own))]
+    mixes.insert(1, mixes[0]._replace(bare=True))
     return Proposal(
         target=target,
         adapters=(StepAdapter(),),
@@ -173,8 +175,8 @@ def _step_example(mix: StepMix, size: int, generator: torch.Generator) -> Exampl
     inputs = _inputs(mix.x, (batch, channels, 1), states, generator)
     state = torch.randn(batch, channels, states, generator=generator, dtype=torch.float32, device="cpu")
     x, dt, A, B, C, D, z, bias = (tensor.squeeze(-1) for tensor in inputs)
-    kwargs = {"D": D.to(mix.D), "dt_bias": bias, "dt_softplus": True, "z": z}
-    return Example([state, x, dt, A, B, C], kwargs=kwargs)
+    rest = {"D": D.to(mix.D), "dt_bias": None if mix.bare else bias, "dt_softplus": not mix.bare, "z": z}
+    return Example([state, x, dt.abs() / 2 if mix.bare else dt, A, B, C], kwargs=rest)
 
 
 def _inputs(dtype: torch.dtype, shape: tuple[int, int, int], states: int, generator: torch.Generator) -> list[Tensor]:

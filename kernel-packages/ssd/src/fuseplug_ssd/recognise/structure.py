@@ -60,7 +60,13 @@ class ScanMix(NamedTuple):
 
 
 class StepMix(NamedTuple):
-    """One combination to check, for one token: the dtypes of x, dt, B, C and z, and of D and dt_bias; without *z*."""
+    """One combination to check, for one token.
+
+    Attributes:
+        x: The dtype of x, dt, B, C and z.
+        D: The dtype of D and dt_bias, which are parameters.
+        gated: Whether there is a gate, and no softplus: models ask for neither.
+    """
 
     x: torch.dtype
     D: torch.dtype
@@ -171,8 +177,8 @@ def _step_example(mix: StepMix, size: int, generator: torch.Generator) -> Exampl
     state, z = _normal(generator, *shape, states), _normal(generator, *shape).to(mix.x)
     dt, D, dt_bias = (tensor.unsqueeze(-1).expand(*tensor.shape, width) for tensor in (dt, D, dt_bias))
     return Example(
-        [state, x, dt, A.view(-1, 1, 1).expand(*shape[1:], states), B, C, D],
-        kwargs={"z": z if mix.gated else None, "dt_bias": dt_bias, "dt_softplus": True},
+        [state, x, dt.abs() / 2 if mix.gated else dt, A.view(-1, 1, 1).expand(*shape[1:], states), B, C, D],
+        kwargs={"z": z if mix.gated else None, "dt_bias": dt_bias, "dt_softplus": not mix.gated},
     )
 
 
