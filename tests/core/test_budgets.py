@@ -21,7 +21,7 @@ SLACK = 0.02
 
 LINES = {
     "core/src": 4702,
-    "core/verify/src": 3890,
+    "core/verify/src": 3891,
     "core/tools/src": 2999,
     "kernel-packages/backends/src": 1498,
     "kernel-packages/causal-conv1d/src": 406,
@@ -31,7 +31,7 @@ LINES = {
     "kernel-packages/moe/src": 3860,
     "kernel-packages/rmsnorm/src": 1190,
     "kernel-packages/rope/src": 1955,
-    "kernel-packages/selective-scan/src": 533,
+    "kernel-packages/selective-scan/src": 535,
     "kernel-packages/ssd/src": 708,
     "kernel-packages/swiglu/src": 1350,
 }

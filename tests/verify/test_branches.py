@@ -1,5 +1,7 @@
 """Which ways branches took, as each release of Python tells it. The release that runs the tests has one way to."""
 
+import ast
+import inspect
 import sys
 import threading
 
@@ -8,24 +10,45 @@ import pytest
 from fuseplug_verify.verification.branches import Branches
 
 
-def chosen(x, way):
-    return -x if way == 1 else x
+def by_statement(x, way):
+    if way:
+        return -x
+    return x
+
+
+def by_expression(x, way):
+    return -x if way else x
+
+
+def by_comparison(x, way):
+    if way is not False and x < 9:
+        return -x
+    return x
 
 
 def span_of(function):
-    code = function.__code__
-    return next((line, 0, line, 99) for line, *_ in code.co_positions() if line != code.co_firstlineno)
+    """Where the test of its only branch is, or the first part of the test, as the reader of code says it."""
+    tree = ast.parse(inspect.getsource(function))
+    test = next(node.test for node in ast.walk(tree) if isinstance(node, ast.If | ast.IfExp))
+    test = test.values[0] if isinstance(test, ast.BoolOp) else test
+    above = function.__code__.co_firstlineno - 1
+    return test.lineno + above, test.col_offset, test.end_lineno + above, test.end_col_offset
+
+
+@pytest.fixture(params=[by_statement, by_expression, by_comparison])
+def chosen(request):
+    return request.param
 
 
 @pytest.fixture
-def branches():
+def branches(chosen):
     return Branches([chosen.__code__])
 
 
 @pytest.mark.parametrize(
-    ("runs", "one_sided"), [([], False), ([1], True), ([2], True), ([1, 2], False), ([1, 1], True)]
+    ("runs", "one_sided"), [([], False), ([True], True), ([False], True), ([True, False], False), ([True, True], True)]
 )
-def test_every_run_counts_the_first_one_too(branches, runs, one_sided):
+def test_every_run_counts_the_first_one_too(branches, chosen, runs, one_sided):
     for way in runs:
         with branches:
             chosen(3, way)
@@ -33,25 +56,25 @@ def test_every_run_counts_the_first_one_too(branches, runs, one_sided):
     assert branches.one_sided(__file__, span_of(chosen)) is one_sided
 
 
-def test_what_another_thread_runs_meanwhile_does_not_count(branches):
+def test_what_another_thread_runs_meanwhile_does_not_count(branches, chosen):
     with branches:
-        other = threading.Thread(target=chosen, args=(3, 1))
+        other = threading.Thread(target=chosen, args=(3, True))
         other.start()
         other.join()
-        chosen(3, 2)
+        chosen(3, False)
     branches.keep()
     assert branches.one_sided(__file__, span_of(chosen))
 
 
-def test_a_run_that_is_not_kept_does_not_count(branches):
-    for way in (1, 2):
+def test_a_run_that_is_not_kept_does_not_count(branches, chosen):
+    for way in (True, False):
         with branches:
             chosen(3, way)
     branches.keep()
     assert branches.one_sided(__file__, span_of(chosen))
 
 
-def test_a_tracer_goes_on(branches):
+def test_a_tracer_goes_on(branches, chosen):
     lines = []
 
     def tracer(frame, event, _arg):
@@ -63,9 +86,9 @@ def test_a_tracer_goes_on(branches):
     sys.settrace(tracer)
     try:
         with branches:
-            chosen(3, 1)
+            chosen(3, True)
         branches.keep()
-        chosen(3, 1)
+        chosen(3, True)
     finally:
         sys.settrace(before)
     assert lines
