@@ -139,7 +139,7 @@ def _step_proposal(own: torch.dtype, target: Target) -> Proposal:
         adapters=(StepAdapter(),),
         example=_step_example,
         mixes=mixes,
-        likely=[mix for mix in mixes[1:] if mix == (torch.bfloat16, torch.float32)],
+        likely=[mix for mix in mixes[1:] if mix == StepMix(torch.bfloat16, torch.float32)],
         roundings=_ROUNDINGS,
         working_roundings=_WORKING_ROUNDINGS,
         exact=False,
