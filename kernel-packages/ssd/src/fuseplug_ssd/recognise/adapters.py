@@ -59,10 +59,10 @@ class ChunkScanAdapter(Adapter):
             )
             if more or not tokens or not fits or heads % groups:
                 return NotImplemented
-            result, last = compute(
-                hidden_states, dt, A, B, C, D, dt_bias, initial_states, dt_softplus=dt_softplus, dt_limit=dt_limit
-            )
-            return (result, last) if return_final_states else result
+            # The original keeps a copy for its backward, and a model then writes the last states into its cache.
+            first = None if initial_states is None else initial_states.clone()
+            y, last = compute(hidden_states, dt, A, B, C, D, dt_bias, first, dt_softplus=dt_softplus, dt_limit=dt_limit)
+            return (y, last) if return_final_states else y
 
         return scan
 
