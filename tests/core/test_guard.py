@@ -10,7 +10,7 @@ from fuseplug import Target
 from fuseplug.patching.accepts import Accepts
 from fuseplug.patching.gains import DTYPES, Ends, Gains
 from fuseplug.patching.guard import Guard
-from fuseplug.patching.lookups import same_as
+from fuseplug.patching.lookups import at, same_as
 from fuseplug_verify import Call, Watch
 from fuseplug_verify.watch import Expected, RouteStep, Term
 
@@ -86,6 +86,22 @@ def test_a_function_with_defaults_is_the_same_in_a_compiled_call(function):
     same = same_as(function)
     compiled = torch.compile(lambda x: x + 1 if same(function) else x - 1, backend="eager", fullgraph=True)
     assert compiled(torch.zeros(1)).item() == 1
+
+
+class Config:
+    """With a look-up of its own, as those of transformers."""
+
+    size = 3
+
+    def __getattribute__(self, name):
+        return super().__getattribute__(name)
+
+
+def test_an_attribute_of_what_is_no_module_is_found_in_a_compiled_call():
+    module, route = torch.nn.Module(), (RouteStep("config", "plain"), RouteStep("size", "object"))
+    module.config = Config()
+    compiled = torch.compile(lambda x: x + at(module, route), backend="eager", fullgraph=True)
+    assert compiled(torch.zeros(1)).item() == at(module, route) == 3
 
 
 @pytest.mark.parametrize("function", [with_a_default, with_a_tensor], ids=lambda function: function.__name__)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from support.parity import ROUNDINGS, assert_parity
+from support.recurrences import reference_manager
 from support.thorough import thorough
 from support.tiny import BASE, EXPERTS, HEAD, TINY, build, exists, step
 from survey.census import ops_of
@@ -121,6 +122,24 @@ def test_all_is_fused_and_logits_and_gradients_are_those_of_the_unfused_model(ma
 @pytest.mark.xdist_group(str(torch.bfloat16))
 def test_they_are_with_everything_compiled(manager, everything_compiled):
     assert_parity(manager, build("deepseek_v3", torch.bfloat16), step, allow="lazy_logits")
+
+
+@thorough
+@pytest.mark.skipif(not FIVE, reason="there experts are lists, whose loop depends on the routing")
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_kernels_that_stay_in_a_compiled_model_leave_it_one_graph(name):
+    """As those for GPUs and NPUs do."""
+    model, tokens = build(name), torch.arange(24).view(2, 12) + 3
+    before, programs = model(tokens, use_cache=False).logits, []
+
+    def backend(program, _):
+        programs.append(str(program.graph))
+        return program.forward
+
+    with reference_manager("moe", "rmsnorm", "rope", "swiglu").apply_all(model, verify=False):
+        result = torch.compile(model, backend=backend)(tokens, use_cache=False).logits
+    assert ["fuseplug_moe" in program for program in programs] == [True]
+    torch.testing.assert_close(result, before, rtol=1e-4, atol=1e-5)
 
 
 def rotary_globals():

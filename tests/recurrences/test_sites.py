@@ -42,7 +42,7 @@ def test_a_selective_scan_in_float16_is_left_alone():
     assert "output[0] is finite elsewhere than the original's" in entry.why_not
 
 
-@pytest.mark.parametrize("op", ["selective_scan", "ssd"])
+@pytest.mark.parametrize("op", MIXERS)
 def test_a_compiled_call_is_the_originals(op):
     module = MIXERS[op]()
     expected = module(HIDDEN)

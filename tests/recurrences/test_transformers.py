@@ -93,6 +93,14 @@ def fused_by(op):
     return KernelManager(environ={"FUSEPLUG_KERNELS": f"inductor_fused_{op}", "FUSEPLUG_EVERY_SIZE": "1"})
 
 
+def continued(model, tokens):
+    """The logits of the last of *tokens*, after a cache of the first twelve that were read without gradients."""
+    with torch.no_grad():
+        first = model(tokens[:, :12], use_cache=True)
+    past = next(name for name in ("cache_params", "past_key_values") if name in first)
+    return model(tokens[:, 12:], **{past: first[past]}).logits
+
+
 def counts(applied, function):
     """How many calls were the kernel's, and the original's, in every mixer alike."""
     (count,) = {(count.fused, count.original) for count in applied.calls() if count.target.function == function}
@@ -149,13 +157,8 @@ def test_training_under_autocast_and_generation_are_computed_by_the_kernel(name)
     def generated():
         return model.generate(tokens, max_new_tokens=4, do_sample=False)
 
-    def continued():
-        with torch.no_grad():
-            first = model(tokens[:, :12], use_cache=True)
-            past = next(name for name in ("cache_params", "past_key_values") if name in first)
-            return model(tokens[:, 12:], **{past: first[past]}).logits
-
-    before = generated(), continued()
+    with torch.no_grad():
+        before = generated(), continued(model, tokens)
     with fused_by(family.op).apply_all(model) as applied:
         model(tokens, labels=tokens, num_items_in_batch=torch.tensor(46)).loss.backward()
         with torch.autocast("cpu", torch.bfloat16):
@@ -164,8 +167,27 @@ def test_training_under_autocast_and_generation_are_computed_by_the_kernel(name)
         assert torch.equal(generated(), before[0])
         assert counts(applied, family.whole) == (3 * calls, 0)
         assert counts(applied, family.step) == (3 * calls, 0)
-        torch.testing.assert_close(continued(), before[1], rtol=1e-4, atol=1e-5)
+        with torch.no_grad():
+            torch.testing.assert_close(continued(model, tokens), before[1], rtol=1e-4, atol=1e-5)
         assert counts(applied, family.whole) == (5 * calls, 0)
+
+
+@five
+@pytest.mark.parametrize("name", quick_if(ssd.MODELS, ("mamba2",)))
+def test_states_that_are_written_into_before_the_backward_have_their_gradients(name):
+    """A model writes the last states into its cache, and transformers' chunk scan has kept a copy of the first."""
+    model = build(name, torch.float32, **ssd.MODELS[name])
+    tokens = torch.arange(48).view(2, 24) + 3
+
+    def gradients():
+        continued(model, tokens).square().sum().backward()
+        found = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad()
+        return found
+
+    before = gradients()
+    with fused_by("ssd").apply_all(model, verify=False):
+        torch.testing.assert_close(gradients(), before, rtol=1e-3, atol=1e-4)
 
 
 @five

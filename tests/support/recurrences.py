@@ -79,12 +79,16 @@ def rows() -> dict[str, Recurrence]:
     return has.get(backends.NAME, {})
 
 
-def reference_manager(op: str) -> KernelManager:
-    """One with a kernel whose function is the reference, to test what is found without computing in chunks."""
-    kernels = importlib.import_module(f"fuseplug_{op}.kernels")
-    base: type[BaseKernel] = getattr(kernels, kernels.__all__[0])
-    own = {"kernel_id": f"reference_{op}", "function": f"fuseplug_{op}.reference:{op}", "check_sizes": (1 << 7,)}
-    return manager_of(type("Reference", (base,), own))
+def reference_manager(*ops: str) -> KernelManager:
+    """One with kernels whose functions are the references, to test what is found without computing in chunks, say."""
+
+    def kernel(op: str) -> type[BaseKernel]:
+        kernels = importlib.import_module(f"fuseplug_{op}.kernels")
+        base: type[BaseKernel] = getattr(kernels, kernels.__all__[0])
+        own = {"kernel_id": f"reference_{op}", "function": base.reference, "check_sizes": (1 << 7,)}
+        return type("Reference", (base,), own)
+
+    return manager_of(*map(kernel, ops))
 
 
 def assert_left_alone(manager: KernelManager, module: nn.Module, why: str) -> None:

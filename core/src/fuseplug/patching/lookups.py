@@ -23,7 +23,8 @@ def at(owner: Any, route: Route) -> Any:
         AttributeError, LookupError: If nothing is there.
     """
     for name, store in route:
-        if store == "plain":
+        # Dynamo breaks the graph at object.__getattribute__, and traces what the original says: a plain attribute.
+        if store == "plain" or (store == "object" and torch.compiler.is_compiling()):
             owner = getattr(owner, name)
         elif store == "object":
             owner = object.__getattribute__(owner, name)

@@ -7,9 +7,6 @@ from fuseplug_backends.functional import by_device
 from . import reference
 from .kernels import InductorGatedDeltaRuleKernel, NpuGatedDeltaRuleKernel
 
-KERNELS = (
-    NpuGatedDeltaRuleKernel,
-    InductorGatedDeltaRuleKernel,
-)
+KERNELS = (NpuGatedDeltaRuleKernel, InductorGatedDeltaRuleKernel)
 
 gated_delta_rule = by_device(reference.gated_delta_rule, KERNELS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from fuseplug import BaseKernel, Use
 from fuseplug_backends.npu import NpuKernel
@@ -20,6 +20,8 @@ class GatedDeltaRuleKernel(BaseKernel):
     reference: ClassVar[str] = "fuseplug_gated_delta_rule.reference:gated_delta_rule"
     recogniser: ClassVar[str] = "fuseplug_gated_delta_rule.recognise:match"
     specimens: ClassVar[str] = "fuseplug_gated_delta_rule.specimens:specimens"
+    # The original has a few operations for a chunk; a traced formula has some for each token.
+    when_traced: ClassVar[Literal["kernel", "original"]] = "original"
     # A part of one chunk, and several segments of chunks.
     check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, 1 << 14)
 

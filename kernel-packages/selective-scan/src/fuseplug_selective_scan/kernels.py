@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from fuseplug import BaseKernel, Use
 
@@ -19,6 +19,8 @@ class SelectiveScanKernel(BaseKernel):
     reference: ClassVar[str] = "fuseplug_selective_scan.reference:selective_scan"
     recogniser: ClassVar[str] = "fuseplug_selective_scan.recognise:match"
     specimens: ClassVar[str] = "fuseplug_selective_scan.specimens:specimens"
+    # The original has a few operations for a chunk; a traced formula has some for each token.
+    when_traced: ClassVar[Literal["kernel", "original"]] = "original"
     # Two chunks of tokens, and three.
     check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, 1 << 11)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from fuseplug import BaseKernel, Use
 from fuseplug_backends.npu import NpuKernel
@@ -20,6 +20,8 @@ class SSDKernel(BaseKernel):
     reference: ClassVar[str] = "fuseplug_ssd.reference:ssd"
     recogniser: ClassVar[str] = "fuseplug_ssd.recognise:match"
     specimens: ClassVar[str] = "fuseplug_ssd.specimens:specimens"
+    # The original has a few operations for a chunk; a traced formula has some for each token.
+    when_traced: ClassVar[Literal["kernel", "original"]] = "original"
     # Less than a chunk of 64 tokens, and three of them.
     check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, 1 << 12)
 

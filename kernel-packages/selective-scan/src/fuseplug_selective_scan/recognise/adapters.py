@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from fuseplug import Adapter, Compute
@@ -29,8 +28,7 @@ class ScanAdapter(Adapter):
         """Return a function with the parameters that those of models have.
 
         Shapes and errors are those of `fuseplug_selective_scan.reference.selective_scan`. A call is the original's if
-        it has packed sequences, groups of B or C, or fewer than `_FEWEST` tokens; or if it is compiled, because the
-        original then has a scan that need not be unrolled.
+        it has packed sequences, groups of B or C, or fewer than `_FEWEST` tokens.
         """
 
         def scan(
@@ -53,7 +51,7 @@ class ScanAdapter(Adapter):
             batch, channels, tokens = hidden_states.shape
             shape = (batch, A.shape[-1], tokens)
             fits = A.shape[0] == channels and dt.shape == hidden_states.shape and B.shape == C.shape == shape
-            if packed or tokens < _FEWEST or not fits or torch.compiler.is_compiling():
+            if packed or tokens < _FEWEST or not fits:
                 return NotImplemented
             result, state = compute(hidden_states, dt, A, B, C, D, z, delta_bias, delta_softplus=delta_softplus)
             return (result, state) if return_last_state else result
@@ -73,7 +71,7 @@ class StepAdapter(Adapter):
 
         Its *state* is ``(batch, channels, states)``; other shapes are those of
         `fuseplug_selective_scan.reference.selective_scan`, without the dimension of the tokens. It is written into as
-        the last thing, when nothing can raise any more. A compiled call is the original's.
+        the last thing, when nothing can raise any more.
         """
 
         def step(
@@ -90,8 +88,6 @@ class StepAdapter(Adapter):
             **kwargs: Any,
         ) -> Any:
             del kwargs
-            if torch.compiler.is_compiling():
-                return NotImplemented
             x, dt, B, C = (tensor.unsqueeze(-1) for tensor in (hidden_states, dt, B, C))
             gate = None if z is None else z.unsqueeze(-1)
             y, last = compute(x, dt, A, B, C, D, gate, dt_bias, state, delta_softplus=dt_softplus)

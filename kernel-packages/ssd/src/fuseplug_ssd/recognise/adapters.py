@@ -28,8 +28,7 @@ class ChunkScanAdapter(Adapter):
         """Return a function with the parameters that those of models have.
 
         Shapes are those of `fuseplug_ssd.reference.ssd`. A call is the original's if it asks for a gate or for packed
-        sequences, or has tensors of other shapes or without tokens; or if it is compiled, because the original then has
-        fewer operations.
+        sequences, or has tensors of other shapes or without tokens.
         """
 
         def scan(
@@ -58,12 +57,12 @@ class ChunkScanAdapter(Adapter):
                 and all(x is None or x.shape == (heads,) for x in (D, dt_bias))
                 and (initial_states is None or initial_states.shape == (batch, heads, width, states))
             )
-            if more or not tokens or not fits or heads % groups or torch.compiler.is_compiling():
+            if more or not tokens or not fits or heads % groups:
                 return NotImplemented
-            result, last = compute(
-                hidden_states, dt, A, B, C, D, dt_bias, initial_states, dt_softplus=dt_softplus, dt_limit=dt_limit
-            )
-            return (result, last) if return_final_states else result
+            # The original keeps a copy for its backward, and a model then writes the last states into its cache.
+            first = None if initial_states is None else initial_states.clone()
+            y, last = compute(hidden_states, dt, A, B, C, D, dt_bias, first, dt_softplus=dt_softplus, dt_limit=dt_limit)
+            return (y, last) if return_final_states else y
 
         return scan
 
@@ -81,8 +80,7 @@ class StepAdapter(Adapter):
         Its *state* is ``(batch, heads, width, states)``; *hidden_states*, *dt* and *z* are ``(batch, heads, width)``, A
         is ``(heads, width, states)``, and D and *dt_bias* are ``(heads, width)``. B and C are those of
         `fuseplug_ssd.reference.ssd`, without the dimension of the tokens. The state is written into as the last thing,
-        when nothing can raise any more. A call is the original's if it is compiled, or if dt, A, D or *dt_bias* differs
-        within a head.
+        when nothing can raise any more. A call is the original's if dt, A, D or *dt_bias* differs within a head.
         """
 
         def step(
@@ -99,10 +97,9 @@ class StepAdapter(Adapter):
             **kwargs: Any,
         ) -> Any:
             del kwargs
-            if torch.compiler.is_compiling() or not (z is None or z.shape == hidden_states.shape):
-                return NotImplemented
+            fits = z is None or z.shape == hidden_states.shape
             of_heads = [_of_heads(tensor, rank) for tensor, rank in ((dt, 2), (A, 1), (D, 1), (dt_bias, 1))]
-            if any(tensor is NotImplemented for tensor in of_heads):
+            if not fits or any(tensor is NotImplemented for tensor in of_heads):
                 return NotImplemented
             dt, A, D, dt_bias = of_heads
             x, dt, B, C = (tensor.unsqueeze(1) for tensor in (hidden_states, dt, B, C))
