@@ -11,6 +11,17 @@ from fuseplug import Adapter, Example, Proposal, Target
 
 _FORWARD = Target()
 
+_IMPOSSIBLE = (
+    "expert_idx == self.num_experts",
+    "token_idx.numel() == 0",
+    "top_k_index.numel() == 0",
+    "outputs",
+    "len(outputs)",
+)
+"""What loops over the experts that were hit ask, and what puts their outputs together. `one_hot` with so many classes
+raises before the first is true; an expert that was hit has tokens; and calls without any tokens, where they differ, are
+the original's."""
+
 
 def inexact(
     adapters: Sequence[Adapter],
@@ -33,5 +44,6 @@ def inexact(
         working_roundings=64.0,
         covers=tuple(covers),
         exact=False,
+        impossible=_IMPOSSIBLE,
         work=1 / hidden,
     )
