@@ -28,7 +28,7 @@ LINES = {
     "kernel-packages/gated-delta-rule/src": 708,
     "kernel-packages/liger/src": 530,
     "kernel-packages/linear-cross-entropy/src": 3172,
-    "kernel-packages/moe/src": 3860,
+    "kernel-packages/moe/src": 3861,
     "kernel-packages/rmsnorm/src": 1190,
     "kernel-packages/rope/src": 1955,
     "kernel-packages/selective-scan/src": 535,

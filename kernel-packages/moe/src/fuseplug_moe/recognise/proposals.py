@@ -11,13 +11,8 @@ from fuseplug import Adapter, Example, Proposal, Target
 
 _FORWARD = Target()
 
-_IMPOSSIBLE = (
-    "expert_idx == self.num_experts",
-    "token_idx.numel() == 0",
-    "top_k_index.numel() == 0",
-    "outputs",
-    "len(outputs)",
-)
+_NO_TOKENS = ("token_idx.numel() == 0", "top_k_index.numel() == 0", "outputs", "len(outputs)")
+_IMPOSSIBLE = ("expert_idx == self.num_experts", *_NO_TOKENS)
 """What loops over the experts that were hit ask, and what puts their outputs together. `one_hot` with so many classes
 raises before the first is true; an expert that was hit has tokens; and calls without any tokens, where they differ, are
 the original's."""
