@@ -163,12 +163,12 @@ CONTESTS: Mapping[str, Sequence[Contest]] = {
         recurrence(
             linear_attention.CONVOLUTION, "Causal convolution, 4096 channels, width 4", 512, 2048, 4096, long=[16384]
         ),
-        recurrence(linear_attention.GATED_DELTA_NET, "Gated DeltaNet, 16 heads of 128", 512, 2048, long=[4096, 16384]),
+        recurrence(linear_attention.GATED_DELTA_NET, "Gated DeltaNet, 16 heads of 128", 512, 2048, 4096, long=[16384]),
         recurrence(
-            linear_attention.KIMI_DELTA_ATTENTION, "Kimi Delta Attention, 4 heads of 128", 512, 1024, long=[2048, 4096]
+            linear_attention.KIMI_DELTA_ATTENTION, "Kimi Delta Attention, 4 heads of 128", 512, 1024, 2048, long=[4096]
         ),
         recurrence(
-            linear_attention.SELECTIVE_SCAN, "Selective scan, 256 channels of 16 states", 128, 512, long=[1024, 2048]
+            linear_attention.SELECTIVE_SCAN, "Selective scan, 256 channels of 16 states", 128, 512, 1024, long=[2048]
         ),
         recurrence(
             linear_attention.CHUNK_SCAN, "Chunk scan, 16 heads of 64 × 128 states", 512, 2048, 4096, long=[16384]

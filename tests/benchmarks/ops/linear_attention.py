@@ -73,7 +73,7 @@ class Recurrence:
 
     def problem(self, shape: Shape, kind: Kind) -> Problem:
         arguments = tuple(tensor.requires_grad_() for tensor in self.arguments(shape.tokens, kind))
-        upstream = normal(kind, *arguments[self.like].shape)
+        upstream = torch.randn_like(arguments[self.like].detach())  # in memory, too, it is as in models
         moved = sum(tensor.nbytes for tensor in (*arguments, upstream))
         least = {FORWARD: Least(moved), BACKWARD: Least(2 * moved), BOTH: Least(3 * moved)}
         return Problem(str(shape.tokens), arguments, (upstream,), self.exact, least, by_row=False, roundings=SUMS)
