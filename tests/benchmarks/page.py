@@ -119,9 +119,9 @@ SECTIONS = (
     Section(
         "Linear attention and state spaces",
         "Each kernel's function, called by itself. Eager is the function of transformers that runs where no other "
-        "library is installed. A step of a scan is that of a module, fused with `every_size=True`: the step of 1 × 8192 "
-        "channels is otherwise left to the original. Peaks of memory are those above arguments and gradients. Results "
-        "and gradients are checked at the first 128 tokens.",
+        "library is installed. A step of a scan is that of a module, fused with `every_size=True`: the step of 1 × "
+        "8192 channels is otherwise left to the original. Peaks of memory are those above arguments and gradients. "
+        "Results and gradients are checked at the first 128 tokens.",
         "linear_attention",
     ),
     Section(
