@@ -29,27 +29,27 @@ class Branches:
     """
 
     def __init__(self, codes: Iterable[types.CodeType]) -> None:
-        self._tests = {code: dict(_jumps(code)) for code in codes}
-        self._taken = {code: {offset: set[int]() for offset in tests} for code, tests in self._tests.items()}
+        self._jumps = {code: {offset: (tested, set[int]()) for offset, tested in _jumps(code)} for code in codes}
         self._new: list[tuple[types.CodeType, int, int]] = []
         self._watching = ExitStack()
 
     def __enter__(self) -> None:
         self._new.clear()
         watching = monitored if sys.version_info >= (3, 12) else traced
-        self._watching.enter_context(watching(self._taken, self._jumped))
+        self._watching.enter_context(watching(self._jumps, self._jumped))
 
     def __exit__(self, *_: object) -> None:
         self._watching.close()
 
     def _jumped(self, code: types.CodeType, offset: int, to: int) -> None:
-        if offset in self._taken[code]:
+        if offset in self._jumps[code]:
             self._new.append((code, offset, to))
 
     def keep(self) -> None:
         """Keep what the last run took, because its result could be compared and was the same."""
         for code, jump, to in self._new:
-            self._taken[code][jump].add(to)
+            _, ways = self._jumps[code][jump]
+            ways.add(to)
         self._new.clear()
 
     def one_sided(self, file: str, span: Span) -> bool:
@@ -58,10 +58,10 @@ class Branches:
         Code that was never visited does not count: the branch that leads to it is then one-sided itself.
         """
         return any(
-            len(ways) == 1 and _within(self._tests[code][offset], span)
-            for code, jumps in self._taken.items()
+            len(ways) == 1 and _within(tested, span)
+            for code, jumps in self._jumps.items()
             if code.co_filename == file
-            for offset, ways in jumps.items()
+            for tested, ways in jumps.values()
         )
 
 

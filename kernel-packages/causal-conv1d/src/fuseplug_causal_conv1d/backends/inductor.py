@@ -237,9 +237,8 @@ def _windows(form: _Form, x: Tensor) -> list[tuple[int, int]]:
     again.
     """
     tokens = x.shape[form.dim]
-    blocks = max(_WINDOW * tokens // x.numel() // _BLOCK, 2)
-    blocks = min(blocks, max(-(-tokens // _BLOCK), 2))
-    return [(start, start + blocks * _BLOCK) for start in range(0, tokens, blocks * _BLOCK)]
+    length = max(2, min(_WINDOW * tokens // x.numel() // _BLOCK, -(-tokens // _BLOCK))) * _BLOCK
+    return [(start, start + length) for start in range(0, tokens, length)]
 
 
 def _window(form: _Form, tensor: Tensor, start: int, stop: int) -> Tensor:
@@ -248,7 +247,7 @@ def _window(form: _Form, tensor: Tensor, start: int, stop: int) -> Tensor:
     first, last = max(start, 0), min(stop, tokens)
     inside = tensor.narrow(form.dim, first, last - first)
     missing = (first - start, stop - last)
-    return functional.pad(inside, missing if form.dim == 2 else (0, 0, *missing)) if any(missing) else inside
+    return functional.pad(inside, (0, 0) * (2 - form.dim) + missing) if any(missing) else inside
 
 
 _convolved = differentiable(_launched, _backward, convolution_formula, plain)
