@@ -109,7 +109,8 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         for gate, up, down in itertools.permutations(names)
         for name in named_or_own(activation)
     ]
-    return [inexact(adapters, functools.partial(_example, module, adapters[0]), mixes_of_modules(dtype), holders)]
+    example = functools.partial(_example, module, adapters[0])
+    return [inexact(adapters, example, mixes_of_modules(dtype), covers=tuple(holders))]
 
 
 def is_holder(module: nn.Module) -> bool:

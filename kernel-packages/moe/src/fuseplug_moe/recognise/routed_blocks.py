@@ -245,7 +245,7 @@ def _propose(
     if dtype not in MODEL_DTYPES:
         return Rejection(f"its experts are {dtype}; supported are float32, bfloat16 and float16")
     alike = (mix for mix in mixes_of_modules(dtype) if mix.x is mix.router)
-    return [inexact(adapters, functools.partial(_example, module, adapters[0]), alike, stacks[0].children)]
+    return [inexact(adapters, functools.partial(_example, module, adapters[0]), alike, covers=stacks[0].children)]
 
 
 def _example(

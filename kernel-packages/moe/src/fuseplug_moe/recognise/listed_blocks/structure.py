@@ -119,7 +119,9 @@ def _seam(module: nn.Module, listed: list[ListedExperts], dtype: torch.dtype) ->
     adapters = [SeamAdapter(experts.activation, experts, idle) for experts in listed for idle in _IDLE]
     example = functools.partial(example_of_seam, module, listed[0])
     hidden, _ = listed[0].sizes(module)
-    return inexact(adapters, example, mixes_of_modules(dtype), (listed[0].experts,), Target("moe"), hidden)
+    # DeepSeek-V2's asks whether there are outputs to put together: a call without any tokens is the original's.
+    own: dict[str, Any] = {"target": Target("moe"), "covers": (listed[0].experts,), "impossible": ("outputs",)}
+    return inexact(adapters, example, mixes_of_modules(dtype), hidden, **own)
 
 
 _IDLE: tuple[Idle, ...] = ("none", "zero")
@@ -154,7 +156,7 @@ def _block(
     ]
     example = functools.partial(example_of_block, module, adapters[0])
     hidden, _ = listed[0].sizes(module)
-    return [inexact(adapters, example, mixes_of_modules(dtype), (listed[0].experts,), hidden=hidden)]
+    return [inexact(adapters, example, mixes_of_modules(dtype), hidden, covers=(listed[0].experts,))]
 
 
 def _describe(listed: ListedExperts, way: Routing, shared: list[str], shared_gate: list[str]) -> str:

@@ -23,6 +23,10 @@ from ..proposals import inexact
 from .adapters import StackedAdapter, StackedParts
 from .examples import example_of, sizes_of
 
+_IMPOSSIBLE = ("expert_idx == self.num_experts", "token_idx.numel() == 0", "top_k_index.numel() == 0")
+"""What loops over the experts that were hit ask. `one_hot` with so many classes raises before the first is true; an
+expert that was hit has tokens; and calls without any tokens, where they differ, are the original's."""
+
 
 def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     """Propose for *module* if it is built like stacked experts."""
@@ -44,7 +48,8 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     shared_out = (PARALLEL in vars(module) or parts.dense) and not parts.passing
     every = [*mixes(dtype), *([ExpertsMix(dtype, dtype, dtype, elsewhere=True)] if shared_out else [])]
     _, hidden, _ = sizes_of(module, parts)
-    return [inexact(adapters, functools.partial(example_of, module, adapters[0]), every, hidden=hidden)]
+    example = functools.partial(example_of, module, adapters[0])
+    return [inexact(adapters, example, every, hidden, impossible=_IMPOSSIBLE)]
 
 
 def flattened(module: nn.Module) -> Rejection | None:
