@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +31,7 @@ _WITH_A_COLUMN = ("rmsnorm", "swiglu", "rope", "moe")
 """The ops that most models have. The others, which are in models of few types, share a column."""
 _NUMBERS = {4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine"}
 _MOST_CHARACTERS = 300
+_MOST_NAMES = 6
 _HEAD = """\
 # Coverage
 
@@ -101,7 +102,7 @@ def to_markdown(
             parts += _table(("device", "op", "class", "why"), there)
         parts += ["", f"## Not compared on transformers {release}", "", *_not_compared(content["records"])]
         if any(map(_autocast, content["records"])):
-            parts += ["", f"## The original's under autocast on transformers {release}", ""]
+            parts += ["", f"## Left to the originals under autocast on transformers {release}", ""]
             parts += _originals_under_autocast(content["records"])
         parts += ["", f"## Model types of transformers {release}", "", _recorded(content["records"]), *_models(content)]
     return "\n".join(parts) + "\n"
@@ -262,20 +263,24 @@ def _in_use(by_op: Mapping[str, Any]) -> str:
 
 
 def _originals_under_autocast(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The calls that originals compute under autocast, and why."""
-    rows = [
-        (
-            *(dtype, _NAMES[op], _short("; ".join(why))),
-            f"{record['model_type']} {originals} of {row['kernel'] + originals}",
-        )
-        for record in records
-        if "model_type" in record
-        for dtype, by_op in _autocast(record).items()
-        if "unfused" not in by_op
-        for op, row in by_op.items()
-        if (originals := _originals(row)) and (why := [reason for reason in row["why"] if reason != OUTSIDE])
-    ]
-    yield from (f"* **{op}, to {dtype}**: {_cell(why)} ({types})" for dtype, op, why, types in _together(rows))
+    """The calls that originals compute under autocast, and why; how many each model has is in the table of models."""
+    calls: Counter[tuple[str, str, str]] = Counter()
+    model_types: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for record in records:
+        for dtype, by_op in _autocast(record).items() if "model_type" in record else ():
+            for op, row in by_op.items() if "unfused" not in by_op else ():
+                reasons = [reason for reason in row["why"] if reason != OUTSIDE]
+                if reasons and (originals := _originals(row)):
+                    key = (_NAMES[op], dtype, _short("; ".join(reasons)))
+                    calls[key] += originals
+                    model_types[key].append(record["model_type"])
+    rows = ((*key, str(number), _few(model_types[key])) for key, number in calls.most_common())
+    yield from _table(("op", "to", "why", "calls", "model types"), rows)
+
+
+def _few(names: Sequence[str]) -> str:
+    """*names*; of many, their number and the first."""
+    return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)}: {names[0]}, {names[1]} …"
 
 
 def _originals(row: Mapping[str, Any]) -> int:
