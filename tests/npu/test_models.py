@@ -165,6 +165,15 @@ def test_in_the_calls_of_trainers(host_npu, manager, name):
         assert not any(calls.original for calls in applied.calls())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_autocast_gives_is_computed_by_kernels(host_npu, manager, dtype):
+    """Mixed precision is float16 on chips without bfloat16: there norms of queries, and rotations, are called in it."""
+    model = build("qwen3_moe").to("npu")
+    with manager.apply_all(model) as applied, torch.autocast("npu", dtype):
+        step(model)
+        assert not any(calls.original for calls in applied.calls())
+
+
 def assert_as_it_was(found, expected, way=""):
     """Each by its own size."""
     assert found.keys() == expected.keys()

@@ -21,10 +21,5 @@ __all__ = ["NpuKernel", "cann_has", "first_order", "is_950", "recomputed"]
 
 __getattr__, __dir__ = lazy(
     __name__,
-    {
-        "cann_has": ".here",
-        "first_order": ".differentiating",
-        "is_950": ".here",
-        "recomputed": "..differentiating",
-    },
+    {"cann_has": ".here", "first_order": ".differentiating", "is_950": ".here", "recomputed": "..differentiating"},
 )

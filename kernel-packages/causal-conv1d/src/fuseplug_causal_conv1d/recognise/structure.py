@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fuseplug import Consent, Example, Proposal, Rejection, Site, Target, called_functions
-from fuseplug_backends.dtypes import MODEL_DTYPES
+from fuseplug_backends.dtypes import MODEL_DTYPES, usual_mixes
 from fuseplug_backends.looked_up import looked_up, methods_of, positional_parameters
 
 from ..reference import VARIANTS
@@ -68,7 +68,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     # The same for packed sequences comes first: with the user's consent it is taken.
     packed = [target for target in targets if tells_of_packed_sequences(type(module), target)]
     return [
-        _proposal(module, convolution, target, packed=packs)
+        _proposal(site, convolution, target, packed=packs)
         for packs, some in ((True, packed), (False, targets))
         for target in some
     ]
@@ -111,10 +111,9 @@ def _is_delta_rule(value: object) -> bool:
     return isinstance(value, types.FunctionType) and positional_parameters(value)[:5] == _DELTA_RULE
 
 
-def _proposal(module: nn.Module, convolution: nn.Conv1d, target: Target, *, packed: bool) -> Proposal:
-    names = [value for name, value in vars(module).items() if "act" in name and isinstance(value, str)]
-    mixes = _mixes(module, convolution)
-    weight = mixes[0].weight
+def _proposal(site: Site, convolution: nn.Conv1d, target: Target, *, packed: bool) -> Proposal:
+    names = [value for name, value in vars(site.module).items() if "act" in name and isinstance(value, str)]
+    mixes = _mixes(site.module, convolution)
     return Proposal(
         target=target,
         adapters=tuple(ConvolutionAdapter(variant, packed) for variant in VARIANTS),
@@ -122,10 +121,7 @@ def _proposal(module: nn.Module, convolution: nn.Conv1d, target: Target, *, pack
             _example, convolution.out_channels, convolution.kernel_size[0], convolution.bias is not None, names[:1]
         ),
         mixes=mixes,
-        # Under autocast the input comes in bfloat16, beside a weight in float32.
-        likely=tuple(
-            mix for mix in mixes[1:] if mix.weight is weight and mix.x in (mixes[0].x, torch.bfloat16) and not mix.short
-        ),
+        likely=[mix for mix in usual_mixes(mixes, site.device_type) if mix.weight is mixes[0].weight and not mix.short],
         roundings=_ROUNDINGS,
         working_roundings=_working_roundings(convolution.out_channels),
         consent=_CONSENT if packed else None,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fuseplug import Consent, Example, Proposal, Rejection, Site, Target
-from fuseplug_backends.dtypes import MODEL_DTYPES
+from fuseplug_backends.dtypes import MODEL_DTYPES, usual_mixes
 from fuseplug_backends.looked_up import looked_up, positional_parameters
 
 from ..reference import VARIANTS, Variant
@@ -76,7 +76,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     own = next((parameter.dtype for parameter in module.parameters() if parameter.dim() == 2), torch.float32)
     # The same for packed sequences comes first: with the user's consent it is taken.
     return [
-        _proposal(own, variant, target, is_step, packed)
+        _proposal(site, own, variant, target, is_step, packed)
         for packed in (True, False)
         for target, is_step in targets.items()
         for variant in VARIANTS.values()
@@ -99,15 +99,14 @@ def _computes_it(value: object) -> bool:
     return names[: len(_INPUTS) + len(_STATES)] == (*_INPUTS, *_STATES)
 
 
-def _proposal(own: torch.dtype, variant: Variant, target: Target, is_step: bool, packed: bool) -> Proposal:
+def _proposal(site: Site, own: torch.dtype, variant: Variant, target: Target, is_step: bool, packed: bool) -> Proposal:
     mixes = _mixes(own, variant)
     return Proposal(
         target=target,
         adapters=(DeltaRuleAdapter(variant.name, is_step, packed),),
         example=functools.partial(_example, variant, is_step),
         mixes=mixes,
-        # Under autocast q, k and v come in bfloat16.
-        likely=tuple(mix for mix in mixes[1:] if mix.x in (own, torch.bfloat16)),
+        likely=usual_mixes(mixes, site.device_type),
         roundings=_ROUNDINGS,
         working_roundings=_WORKING_ROUNDINGS,
         exact=False,

@@ -14,6 +14,7 @@ from torch import nn
 
 from fuseplug import Proposal, Rejection, Site, Target
 from fuseplug.reading import names
+from fuseplug_backends.dtypes import usual_mixes
 
 from ..reference import VARIANTS, Variant
 from .adapters import NormAdapter
@@ -41,13 +42,10 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             adapters=tuple(_adapters(site.module, parts)),
             example=functools.partial(example_of, parts, _epsilon(site.module, parts)),
             mixes=mixes,
-            # What autocast makes of the input of a norm that has its weight in float32.
-            likely=tuple(
-                mix
-                for mix in mixes[1:]
-                # Without a weight nothing says in which dtype the module stands.
-                if weight is None or (mix.weight is mixes[0].weight and mix.x in (mixes[0].x, torch.bfloat16))
-            ),
+            # Without a weight nothing says in which dtype the module stands.
+            likely=mixes[1:]
+            if weight is None
+            else [mix for mix in usual_mixes(mixes, site.device_type) if mix.weight is mixes[0].weight],
             # Four: a unit row, the weight, the gate and the result may each be rounded to the output's dtype.
             roundings=4.0,
             working_roundings=_working_roundings(parts.width),

@@ -94,8 +94,7 @@ class Form:
     without_k: bool = False
 
 
-@dataclass(frozen=True)
-class CallMix:
+class CallMix(NamedTuple):
     """A form, and the dtypes of the first rotated tensor, of the others, and of the tables."""
 
     form: Form

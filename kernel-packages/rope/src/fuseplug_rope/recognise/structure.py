@@ -12,6 +12,7 @@ from torch import nn
 
 from fuseplug import Adapter, Example, Proposal, Rejection, Site, Target
 from fuseplug.reading import hazard, remembered
+from fuseplug_backends.dtypes import usual_mixes
 from fuseplug_backends.looked_up import looked_up, methods_of
 
 from ..reference import VARIANTS, Variant
@@ -39,7 +40,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     proposals: list[Proposal] = []
     rejected: list[str] = []
     for target, function in _targets(type(module)):
-        answer = _proposal(module, target, function)
+        answer = _proposal(site, target, function)
         if isinstance(answer, Rejection):
             rejected.append(answer.reason)
         elif answer is not None:
@@ -58,9 +59,9 @@ def _targets(cls: type) -> Iterator[tuple[Target, Any]]:
     yield from looked_up(cls, is_rotary)
 
 
-def _proposal(module: nn.Module, target: Target, function: Any) -> Proposal | Rejection | None:
+def _proposal(site: Site, target: Target, function: Any) -> Proposal | Rejection | None:
     if target.function is None:
-        return _proposal_of_method(module, target, function)
+        return _proposal_of_method(site, target, function)
     understood = _understand(function)
     if isinstance(understood, Rejection):
         return understood
@@ -68,24 +69,23 @@ def _proposal(module: nn.Module, target: Target, function: Any) -> Proposal | Re
     return Proposal(
         target=target,
         adapters=adapters,
-        example=functools.partial(function_calls.example, roles, function_calls.SMALL_HEAD, _head_dim(module)),
-        **_checked(function_calls.mixes(list(forms), roles, _dtype(module)), widens=widens),
+        example=functools.partial(function_calls.example, roles, function_calls.SMALL_HEAD, _head_dim(site.module)),
+        **_checked(site, function_calls.mixes(list(forms), roles, _dtype(site.module)), widens=widens),
     )
 
 
-def _checked(mixes: list[CallMix], *, widens: bool) -> dict[str, Any]:
+def _checked(site: Site, mixes: list[CallMix], *, widens: bool) -> dict[str, Any]:
     """The mixes of a proposal, and how exact kernels are in them.
 
     If what is rotated *widens* to the dtype of the tables, a module in half precision is not called with tables in
     float32: q and k would then meet a v in half precision, with which no attention takes them.
     """
-    # Some models keep their tables in float32; and all do under autocast, which gives q and k in bfloat16.
-    wide = [mix for mix in mixes if mix.table is torch.float32 and mix.form is mixes[0].form]
-    usable = not widens or mixes[0].x is torch.float32
-    likely = [mix for mix in wide if usable and mix.x is mix.others and mix.x in (mixes[0].x, torch.bfloat16)]
+    # Some models keep their tables in float32; and all do under autocast, which gives q and k in half precision.
+    wide = mixes[0]._replace(table=torch.float32)
+    usable = usual_mixes(mixes, site.device_type) if not widens or wide.x is torch.float32 else ()
     return {
         "mixes": tuple(mixes),
-        "likely": tuple(mix for mix in likely if mix is not mixes[0]),
+        "likely": tuple(mix for mix in usable if mix == wide._replace(x=mix.x, others=mix.x)),
         "roundings": _ROUNDINGS,
     }
 
@@ -147,7 +147,8 @@ def _dtype(module: nn.Module) -> torch.dtype:
     return next((p.dtype for p in module.parameters() if p.dtype in dtypes), torch.float32)
 
 
-def _proposal_of_method(module: nn.Module, target: Target, method: Any) -> Proposal | Rejection:
+def _proposal_of_method(site: Site, target: Target, method: Any) -> Proposal | Rejection:
+    module = site.module
     name = f"{type(module).__name__}.{target.method}"
     if not isinstance(method, types.FunctionType):
         return Rejection(f"{name} is a {type(method).__name__}; only a plain method can be replaced on an instance")
@@ -155,7 +156,7 @@ def _proposal_of_method(module: nn.Module, target: Target, method: Any) -> Propo
     if why := hazard(bound):
         return Rejection(f"{name}: {why}", kind="unlike")
     if not isinstance(roles := roles_of(bound), Rejection):
-        return _proposal_of_method_like_a_function(module, target, bound, roles)
+        return _proposal_of_method_like_a_function(site, target, bound, roles)
     heads, head_dim = (vars(module).get(attribute) for attribute in ("num_heads", "head_size"))
     names = method.__code__.co_varnames[: method.__code__.co_argcount]
     if len(names) != 3 or type(heads) is not int or type(head_dim) is not int:
@@ -177,12 +178,10 @@ def _proposal_of_method(module: nn.Module, target: Target, method: Any) -> Propo
     )
 
 
-def _proposal_of_method_like_a_function(
-    module: nn.Module, target: Target, bound: Any, roles: Roles
-) -> Proposal | Rejection:
+def _proposal_of_method_like_a_function(site: Site, target: Target, bound: Any, roles: Roles) -> Proposal | Rejection:
     """For a method that is called as rotary functions are; how much it rotates may be an attribute of the module."""
+    module, head_dim = site.module, _head_dim(site.module)
     name = f"{type(module).__name__}.{target.method}"
-    head_dim = _head_dim(module)
     if head_dim is None:
         return Rejection(f"{name} is a rotary method of a module that does not say how wide a head is")
     forms, why, bare = function_calls.accepted(bound, roles, head_dim, tuple(function_calls.WIDTH_SHARES))
@@ -194,6 +193,7 @@ def _proposal_of_method_like_a_function(
         adapters=adapters,
         example=functools.partial(function_calls.example, roles, head_dim, head_dim),
         **_checked(
+            site,
             function_calls.mixes(forms, roles, _dtype(module)),
             widens=function_calls.widens(bound, forms[0], roles, head_dim),
         ),

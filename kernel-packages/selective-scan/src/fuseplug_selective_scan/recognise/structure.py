@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fuseplug import Example, Proposal, Rejection, Site, Target
-from fuseplug_backends.dtypes import MODEL_DTYPES
+from fuseplug_backends.dtypes import MODEL_DTYPES, usual_mixes
 from fuseplug_backends.looked_up import looked_up, positional_parameters
 
 from .adapters import ScanAdapter, StepAdapter
@@ -75,7 +75,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     own = next((parameter.dtype for parameter in module.parameters() if parameter.dim() == 2), torch.float32)
     for function in targets.values():
         _ask(function)
-    whole = [_proposal(own, target, positional_parameters(function)) for target, function in targets.items()]
+    whole = [_proposal(site, own, target, positional_parameters(function)) for target, function in targets.items()]
     return whole + [_step_proposal(own, target) for target, _ in looked_up(type(module), steps)]
 
 
@@ -113,7 +113,7 @@ def _ask(function: Callable[..., Any]) -> None:
             question()
 
 
-def _proposal(own: torch.dtype, target: Target, parameters: Sequence[str]) -> Proposal:
+def _proposal(site: Site, own: torch.dtype, target: Target, parameters: Sequence[str]) -> Proposal:
     dtypes = sorted(MODEL_DTYPES, key=lambda dtype: dtype is not own)
     mixes = [ScanMix(dtype, continued) for dtype in dtypes for continued in (False, True)]
     mixes.append(ScanMix(own, bare=True))
@@ -122,8 +122,7 @@ def _proposal(own: torch.dtype, target: Target, parameters: Sequence[str]) -> Pr
         adapters=(ScanAdapter(),),
         example=functools.partial(_example, [name for name in _CHOICES if name in parameters]),
         mixes=mixes,
-        # Under autocast everything comes in bfloat16.
-        likely=tuple(mix for mix in mixes[1:] if mix.x in (own, torch.bfloat16)),
+        likely=usual_mixes(mixes, site.device_type),
         roundings=_ROUNDINGS,
         working_roundings=_WORKING_ROUNDINGS,
         exact=False,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fuseplug import Example, Proposal, Rejection, Site, Target
-from fuseplug_backends.dtypes import MODEL_DTYPES
+from fuseplug_backends.dtypes import MODEL_DTYPES, usual_mixes
 from fuseplug_backends.looked_up import looked_up, positional_parameters
 
 from .adapters import ChunkScanAdapter, StepAdapter
@@ -36,6 +36,8 @@ gradient of A, D or the bias is a sum over all tokens: √n / 4 for each, of the
 
 _CHUNK = 16
 """Tokens of a chunk of the original, where the example is varied: its work grows with their square."""
+
+Make = Callable[..., Example]
 
 _LARGE = 1 << 10
 """Elements from which an example has more heads, and several chunks of a kernel."""
@@ -88,8 +90,8 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     # What it calls the function with, if these are its attributes.
     chunk_size, dt_limit = (getattr(module, name, None) for name in ("chunk_size", "time_step_limit"))
     example = functools.partial(_example, (0.0, float("inf")) if dt_limit is None else dt_limit)
-    whole = [_proposal(dtype, chunk_size or _CHUNK, target, example) for target in targets]
-    return whole + [_step_proposal(dtype, target) for target, _ in looked_up(type(module), steps)]
+    whole = [_proposal(site, dtype, chunk_size or _CHUNK, target, example) for target in targets]
+    return whole + [_step_proposal(site, dtype, target) for target, _ in looked_up(type(module), steps)]
 
 
 def _written_out(module: torch.nn.Module) -> Rejection | None:
@@ -113,35 +115,34 @@ def steps(value: object) -> bool:
     return isinstance(value, types.FunctionType) and positional_parameters(value)[3:10] == _STEP_PARAMETERS
 
 
-def _proposal(own_dtype: torch.dtype, chunk_size: int, target: Target, example: Callable[..., Example]) -> Proposal:
-    dtypes = sorted(MODEL_DTYPES, key=lambda dtype: dtype is not own_dtype)
+def _proposal(site: Site, own: torch.dtype, chunk_size: int, target: Target, example: Make) -> Proposal:
+    dtypes = sorted(MODEL_DTYPES, key=lambda dtype: dtype is not own)
     pairs = dict.fromkeys([*((dtype, dtype) for dtype in dtypes), *((dtype, torch.float32) for dtype in dtypes)])
-    mixes = [ScanMix(own_dtype, own_dtype)]
+    mixes = [ScanMix(own, own)]
     mixes += [ScanMix(*pair, continued, chunk_size=chunk_size) for pair in pairs for continued in (False, True)]
-    mixes += [ScanMix(dtype, own_dtype, bare=True) for dtype in dtypes]
+    mixes += [ScanMix(dtype, own, bare=True) for dtype in dtypes]
     return Proposal(
         target=target,
         adapters=(ChunkScanAdapter(),),
         example=example,
         mixes=mixes,
-        # Under autocast everything comes in bfloat16.
-        likely=tuple(mix for mix in mixes[1:] if mix.D is own_dtype and mix.x in (own_dtype, torch.bfloat16)),
+        likely=[mix for mix in usual_mixes(mixes, site.device_type) if mix.D is own],
         roundings=_ROUNDINGS,
         working_roundings=_WORKING_ROUNDINGS,
         exact=False,
     )
 
 
-def _step_proposal(own_dtype: torch.dtype, target: Target) -> Proposal:
+def _step_proposal(site: Site, own: torch.dtype, target: Target) -> Proposal:
     pairs = [(dtype, dtype) for dtype in MODEL_DTYPES] + [(dtype, torch.float32) for dtype in MODEL_DTYPES[:2]]
-    pairs.sort(key=lambda pair: pair != (own_dtype, own_dtype))
+    pairs.sort(key=lambda pair: pair != (own, own))
     mixes = [StepMix(*pair, gated) for pair in pairs for gated in (False, True)]
     return Proposal(
         target=target,
         adapters=(StepAdapter(),),
         example=_step_example,
         mixes=mixes,
-        likely=[mix for mix in mixes[1:] if mix.x in (own_dtype, torch.bfloat16) and mix.D is own_dtype],
+        likely=[mix for mix in usual_mixes(mixes, site.device_type) if mix.D is own],
         roundings=_ROUNDINGS,
         working_roundings=_WORKING_ROUNDINGS,
         exact=False,
