@@ -264,17 +264,19 @@ def _in_use(by_op: Mapping[str, Any]) -> str:
 
 def _originals_under_autocast(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The calls that originals compute under autocast, and why; how many each model has is in the table of models."""
-    calls: Counter[tuple[str, str, str]] = Counter()
-    model_types: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    calls: dict[tuple[str, str, str], dict[str, int]] = defaultdict(dict)
     for record in records:
-        for dtype, by_op in _autocast(record).items() if "model_type" in record else ():
-            for op, row in by_op.items() if "unfused" not in by_op else ():
+        if "model_type" not in record:
+            continue
+        for dtype, by_op in _autocast(record).items():
+            if "unfused" in by_op:
+                continue
+            for op, row in by_op.items():
                 reasons = [reason for reason in row["why"] if reason != OUTSIDE]
                 if reasons and (originals := _originals(row)):
-                    key = (_NAMES[op], dtype, _short("; ".join(reasons)))
-                    calls[key] += originals
-                    model_types[key].append(record["model_type"])
-    rows = ((*key, str(number), _few(model_types[key])) for key, number in calls.most_common())
+                    calls[_NAMES[op], dtype, _short("; ".join(reasons))][record["model_type"]] = originals
+    most_first = sorted(calls.items(), key=lambda item: -sum(item[1].values()))
+    rows = ((*place, str(sum(of_types.values())), _few([*of_types])) for place, of_types in most_first)
     yield from _table(("op", "to", "why", "calls", "model types"), rows)
 
 

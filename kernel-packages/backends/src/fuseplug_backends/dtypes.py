@@ -17,8 +17,10 @@ MODEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def have_model_dtypes(*tensors: Tensor | None) -> bool:
     """Whether the dtype of each of *tensors* is one of `MODEL_DTYPES`; ``None`` is passed over."""
-    known = [tensor is None or tensor.dtype in MODEL_DTYPES for tensor in tensors]  # a generator takes the host longer
-    return all(known)
+    for tensor in tensors:  # noqa: SIM110 - a generator or a list takes the host longer
+        if tensor is not None and tensor.dtype not in MODEL_DTYPES:
+            return False
+    return True
 
 
 def usual_mixes(mixes: Sequence[Any], device_type: str) -> list[Any]:
@@ -32,8 +34,8 @@ def usual_mixes(mixes: Sequence[Any], device_type: str) -> list[Any]:
     Returns:
         Those of *mixes*, besides the first, whose ``x`` is as in the first, or bfloat16, or on NPUs float16.
     """
-    usual = (mixes[0].x, torch.bfloat16, torch.float16 if device_type == "npu" else mixes[0].x)
-    return [mix for mix in mixes[1:] if mix.x in usual]
+    halves = (torch.bfloat16, torch.float16) if device_type == "npu" else (torch.bfloat16,)
+    return [mix for mix in mixes[1:] if mix.x in (mixes[0].x, *halves)]
 
 
 def working_dtype(*tensors: Tensor | None) -> torch.dtype:

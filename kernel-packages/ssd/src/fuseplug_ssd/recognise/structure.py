@@ -38,6 +38,7 @@ _CHUNK = 16
 """Tokens of a chunk of the original, where the example is varied: its work grows with their square."""
 
 Make = Callable[..., Example]
+"""As `Proposal.example`."""
 
 _LARGE = 1 << 10
 """Elements from which an example has more heads, and several chunks of a kernel."""
