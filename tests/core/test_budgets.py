@@ -27,13 +27,13 @@ LINES = {
     "kernel-packages/causal-conv1d/src": 402,
     "kernel-packages/gated-delta-rule/src": 706,
     "kernel-packages/liger/src": 530,
-    "kernel-packages/linear-cross-entropy/src": 3172,
+    "kernel-packages/linear-cross-entropy/src": 3171,
     "kernel-packages/moe/src": 3859,
     "kernel-packages/rmsnorm/src": 1185,
     "kernel-packages/rope/src": 1954,
     "kernel-packages/selective-scan/src": 533,
     "kernel-packages/ssd/src": 708,
-    "kernel-packages/swiglu/src": 1350,
+    "kernel-packages/swiglu/src": 1342,
 }
 """Lines of code of each distribution. The aims: 3,800 of core, 3,500 of verify, 2,900 of tools, 1,500 of backends."""
 

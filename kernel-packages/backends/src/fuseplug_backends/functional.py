@@ -7,7 +7,6 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -65,21 +64,13 @@ def by_device(reference: F, kernels: tuple[type[BaseKernel], ...]) -> F:
         x = args[0] if args else kwargs.get(first)
         if x is None:
             return reference(*args, **kwargs)  # which raises the TypeError
-        fused = getattr(module_for(x.device.type, kernels), name)
+        fused = getattr(sys.modules[_name(x.device.type, kernels)], name)
         if torch.compiler.is_compiling():
             return fused(*args, **kwargs)
         with declining_small():
             return fused(*args, **kwargs)
 
     return cast("F", function)
-
-
-def module_for(device_type: str, kernels: tuple[type[BaseKernel], ...]) -> ModuleType:
-    """The module of the function of the first of *kernels* that this machine can run on *device_type*.
-
-    If there is none, that of their reference.
-    """
-    return sys.modules[_name(device_type, kernels)]
 
 
 @traced_away
@@ -89,10 +80,6 @@ def _name(device_type: str, kernels: tuple[type[BaseKernel], ...]) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _choose(device_type: str, kernels: tuple[type[BaseKernel], ...]) -> str:
-    """The name of the module, which is imported."""
-    able = (kernel.function for kernel in kernels if _can_run(kernel(), device_type))
+    """The name of the module, which is imported: of the first kernel that runs here, or of their reference."""
+    able = (kernel.function for kernel in kernels if kernel().runs_on(device_type) and not kernel().lacks(device_type))
     return importlib.import_module(next(able, kernels[0].reference).partition(":")[0]).__name__
-
-
-def _can_run(kernel: BaseKernel, device_type: str) -> bool:
-    return kernel.runs_on(device_type) and kernel.lacks(device_type) is None

@@ -26,6 +26,7 @@ MODULES = (
     "fuseplug_backends.inductor",
     "fuseplug_backends.looked_up",
     "fuseplug_backends.npu",
+    "fuseplug_backends.products",
     "fuseplug_backends.tracing",
     "fuseplug_backends.triton",
     "fuseplug_causal_conv1d",

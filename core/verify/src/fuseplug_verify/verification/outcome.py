@@ -87,7 +87,7 @@ class Outcome:
 
 def same(value: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one shape have the same numbers; one NaN is the same as another."""
-    return bool(((value == other) | (value.isnan() & other.isnan())).all())
+    return value.equal(other) or bool(((value == other) | (value.isnan() & other.isnan())).all())
 
 
 def _shape(value: Tensor | None) -> str:

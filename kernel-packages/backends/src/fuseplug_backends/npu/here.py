@@ -6,8 +6,6 @@ to; what was not found is taken to be the worse.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from .chips import A5, family
@@ -18,8 +16,7 @@ _KNOWN: dict[str, bool] = {}
 def is_950() -> bool:
     """Whether the current device is an Ascend 950, whose kernels have other limits than those of Atlas A2 and A3."""
     if not torch.compiler.is_compiling():
-        npu: Any = torch.npu  # type: ignore[attr-defined]
-        _KNOWN["950"] = family(npu.get_device_name()) == A5
+        _KNOWN["950"] = family(torch.npu.get_device_name()) == A5  # type: ignore[attr-defined]
     return _KNOWN.get("950", True)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import importlib_metadata
-
 from fuseplug import BaseKernel
 
 from .chips import DOCUMENTED, undocumented
@@ -27,13 +25,15 @@ class NpuKernel(BaseKernel):
     ops: ClassVar[tuple[str, ...]] = ()
 
     def unavailable(self, device_type: str) -> str | None:
-        """The installed torch_npu must have all of `ops`."""
+        """The torch_npu that is loaded must have all of `ops`."""
         del device_type
-        lacking = [op for op in self.ops if not has_op(op)]
+        import torch
+
+        lacking = [op for op in self.ops if not hasattr(torch.ops.npu, op)]
         if not lacking:
             return None
-        version = version_of("torch_npu") or "(not installed)"
-        return f"torch_npu {version} has no {', '.join(lacking)}: {how_to_install(version_of('torch'))}"
+        series = ".".join(torch.__version__.split(".")[:2])
+        return f'torch_npu is not loaded, or has no {", ".join(lacking)}: pip install --upgrade "torch_npu=={series}.*"'
 
     def caveat(self, device_type: str) -> str | None:
         """Each of `ops` should be documented for the chips that are here."""
@@ -49,24 +49,3 @@ class NpuKernel(BaseKernel):
             for op in undocumented(name, self.ops)
         ]
         return "; ".join(caveats) or None
-
-
-def has_op(name: str) -> bool:
-    """Whether torch_npu is loaded and has this operation."""
-    import torch
-
-    return hasattr(torch.ops.npu, name)
-
-
-def version_of(distribution: str) -> str | None:
-    """The version of *distribution* that is installed."""
-    try:
-        return importlib_metadata.version(distribution)
-    except importlib_metadata.PackageNotFoundError:
-        return None
-
-
-def how_to_install(torch_version: str | None) -> str:
-    """The command that installs the newest torch_npu for this torch."""
-    series = ".".join(torch_version.split(".")[:2]) + ".*" if torch_version else ""
-    return f'pip install --upgrade "torch_npu=={series}"' if series else "pip install torch torch_npu"

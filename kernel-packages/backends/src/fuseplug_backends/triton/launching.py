@@ -74,14 +74,12 @@ class Operation:
 
     def _run(self, *arguments: Any) -> Any:
         index = arguments[0].device.index
-        if index is None or index == torch.accelerator.current_device_index():
-            results = self.results(*arguments)
-            self.launch(results, *arguments)
-            return results
-        with torch.accelerator.device_index(index):
-            results = self.results(*arguments)
-            self.launch(results, *arguments)
-            return results
+        if index is not None and index != torch.accelerator.current_device_index():
+            with torch.accelerator.device_index(index):
+                return self._run(*arguments)
+        results = self.results(*arguments)
+        self.launch(results, *arguments)
+        return results
 
 
 @functools.lru_cache(maxsize=64)
@@ -90,9 +88,8 @@ def shared_memory(device: torch.device) -> int:
 
     Where there is no such GPU, in the interpreter for example, those of an H100.
     """
-    if device.type != "cuda":
-        return 227 << 10
-    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 64 << 10)
+    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return getattr(properties, "shared_memory_per_block_optin", 64 << 10) if properties else 227 << 10
 
 
 def offsets_fit(tensor: Tensor, dims: int) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from fuseplug_backends.products import matmul
+
 _ROWS = 256
 """The tallest tile of a matmul: of chunks with more rows, only the last has no multiple of it."""
 
@@ -47,7 +49,7 @@ def chunks(
         logits = buffer[: at.stop - at.start, : len(weight)]
         # With out=, autocast around a backward has no say.
         if bias is None:
-            torch.mm(hidden[at], weight.t(), out=logits)
+            matmul(hidden[at], weight.t(), logits)
         else:
             torch.addmm(bias, hidden[at], weight.t(), out=logits)
         yield at, logits
@@ -90,7 +92,7 @@ class Gradients:
     def add(self, at: slice, of_logits: Tensor) -> None:
         """Take the gradient of the logits of the tokens *at*."""
         if self._of_hidden is not None:
-            torch.mm(of_logits, self._weight, out=self._of_hidden[at])
+            matmul(of_logits, self._weight, self._of_hidden[at])
         if self._of_weight is not None:
             _add_product(self._of_weight, of_logits.t(), self._hidden[at], first=at.start == 0)
         if self._of_bias is not None:
@@ -101,7 +103,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> 
     """Add ``left @ right`` to *total*, of which the *first* product takes the place."""
     if total.dtype is left.dtype:
         if first:
-            torch.mm(left, right, out=total)
+            matmul(left, right, total)
         else:
             total.addmm_(left, right)
     elif _adds_in_float32(total):
@@ -110,11 +112,9 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> 
         for word in range(0, len(total), _WORDS):
             some = slice(word, word + _WORDS)
             product = right.new_empty(total[some].shape)
-            torch.mm(left[some], right, out=product)
-            if first:
-                total[some].copy_(product)
-            else:
-                total[some].add_(product)
+            matmul(left[some], right, product)
+            into = total[some].copy_ if first else total[some].add_
+            into(product)
 
 
 def _adds_in_float32(total: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Ops that torch_npu keeps whole, or computes in one piece, where the CPU has no kernel of the name."""
+"""Ops of torch that an NPU computes otherwise than the CPU, or in one piece where the CPU has no kernel of the name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,30 @@ from torch import Tensor
 from ..generators import drawing
 from .common import wide
 from .registry import reference
+
+
+@reference("aten::matmul")
+def matmul(self: Tensor, other: Tensor) -> Tensor:
+    """``self @ other``, added up in float32 and rounded once. Without AVX-512, CPUs take up to 100 times as long."""
+    return (wide(self) @ wide(other)).to(self.dtype)
+
+
+@reference("aten::mm", "aten::bmm")
+def mm(self: Tensor, mat2: Tensor) -> Tensor:
+    """As `matmul`."""
+    return matmul(self, mat2)
+
+
+@reference("aten::mm.out", "aten::bmm.out")
+def mm_out(self: Tensor, mat2: Tensor, *, out: Tensor) -> Tensor:
+    """As `matmul`."""
+    return out.resize_(*self.shape[:-1], mat2.shape[-1]).copy_(matmul(self, mat2))
+
+
+@reference("aten::addmm")
+def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """``beta * self + alpha * mat1 @ mat2``, as `matmul`."""
+    return torch.addmm(wide(self), wide(mat1), wide(mat2), beta=beta, alpha=alpha).to(self.dtype)
 
 
 @reference("aten::matmul_backward")
@@ -24,8 +48,8 @@ def matmul_backward(
     right = other.unsqueeze(-1) if other.dim() == 1 else other
     upstream = grad.unsqueeze(-1) if other.dim() == 1 else grad
     upstream = upstream.unsqueeze(-2) if self.dim() == 1 else upstream
-    of_self = (upstream @ right.mT).sum_to_size(left.shape).reshape(self.shape) if mask[0] else None
-    of_other = (left.mT @ upstream).sum_to_size(right.shape).reshape(other.shape) if mask[1] else None
+    of_self = matmul(upstream, right.mT).sum_to_size(left.shape).reshape(self.shape) if mask[0] else None
+    of_other = matmul(left.mT, upstream).sum_to_size(right.shape).reshape(other.shape) if mask[1] else None
     return of_self, of_other
 
 

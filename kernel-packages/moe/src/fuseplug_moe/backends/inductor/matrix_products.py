@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fuseplug_backends import products
 from fuseplug_backends.inductor import has_onednn_linear, onednn_linear
 
 _ROWS = 16
@@ -35,7 +36,7 @@ def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
     ):
         out.copy_(onednn_linear(a, b.t()))
     else:
-        torch.mm(a, b, out=out)
+        products.matmul(a, b, out)
 
 
 def grouped_matmul(a: Tensor, b: Tensor, sizes: Sequence[int], groups: Sequence[int]) -> Tensor | None:
@@ -52,7 +53,7 @@ def grouped_matmul(a: Tensor, b: Tensor, sizes: Sequence[int], groups: Sequence[
     Returns:
         The products; ``None`` if they are better made one by one.
     """
-    if len(sizes) < _MANY or not hasattr(functional, "grouped_mm") or a.dtype is torch.float16:
+    if len(sizes) < _MANY or a.dtype is torch.float16 or products.float32_is_faster(a, b):
         return None
     if a.dtype is torch.float32 and onednn_is_faster():
         rows = sum(sizes) / len(sizes)
@@ -82,13 +83,8 @@ def onednn_is_faster() -> bool:
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not available:
         return False
-    described = Path("/proc/cpuinfo")
-    maker = next((line for line in _lines(described) if line.startswith("vendor_id")), "GenuineIntel")
-    return "GenuineIntel" not in maker and has_onednn_linear()
-
-
-def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        described = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return []
+        return False
+    return "vendor_id" in described and "GenuineIntel" not in described and has_onednn_linear()
