@@ -23,7 +23,7 @@ LINES = {
     "core/src": 4702,
     "core/verify/src": 3891,
     "core/tools/src": 2999,
-    "kernel-packages/backends/src": 1497,
+    "kernel-packages/backends/src": 1499,
     "kernel-packages/causal-conv1d/src": 402,
     "kernel-packages/gated-delta-rule/src": 706,
     "kernel-packages/liger/src": 530,

@@ -74,12 +74,14 @@ class Operation:
 
     def _run(self, *arguments: Any) -> Any:
         index = arguments[0].device.index
-        if index is not None and index != torch.accelerator.current_device_index():
-            with torch.accelerator.device_index(index):
-                return self._run(*arguments)
-        results = self.results(*arguments)
-        self.launch(results, *arguments)
-        return results
+        if index is None or index == torch.accelerator.current_device_index():
+            results = self.results(*arguments)
+            self.launch(results, *arguments)
+            return results
+        with torch.accelerator.device_index(index):
+            results = self.results(*arguments)
+            self.launch(results, *arguments)
+            return results
 
 
 @functools.lru_cache(maxsize=64)
