@@ -40,7 +40,7 @@ class InductorMoEKernel(InductorKernel, MoEKernel):
         On two x86 cores, as a multiple of its speed, 8 experts and 64: at 128 tokens 0.93 and 0.94 forward in bfloat16,
         1.00 and 1.06 with the backward, in float32 1.58 and 0.78, 1.28 and 0.93; at 512 tokens 1.03 and 1.06, 1.09 and
         1.15, 1.82 and 1.39, 1.63 and 1.29. A loop over a list of experts is slower from 16 tokens on; what computes all
-        experts for each token always is. Where half precision is slow, on one of two with AVX2: at 16 tokens 0.96 and
+        experts for each token always is. Where half precision is slow, on two cores with AVX2: at 16 tokens 0.96 and
         0.79 forward, 3.29 and 1.09 with the backward; at 128 tokens 2.16 and 1.00, 10.0 and 2.60.
         """
         from fuseplug_backends.products import is_slow
