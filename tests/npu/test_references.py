@@ -231,6 +231,24 @@ GROUPS = torch.tensor([2, 0, 3])
 SLICES = [slice(0, 2), slice(2, 2), slice(2, 5)]
 
 
+PRODUCTS = {
+    "mm": torch.mm,
+    "matmul": torch.matmul,
+    "addmm": lambda a, b: torch.addmm(a, a, b),
+    "out": lambda a, b: torch.mm(a, b, out=torch.empty_like(a)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_matrix_products_are_computed_wide_and_those_of_integers_are_exact(host_npu, name):
+    product = PRODUCTS[name]
+    whole = torch.tensor([[(1 << 40) + 1, 3], [5, 7]])
+    assert torch.equal(product(whole.npu(), whole.npu()).cpu(), product(whole, whole))
+    halves = torch.randn(8, 8).bfloat16()
+    expected = product(halves.float(), halves.float()).bfloat16()
+    assert torch.equal(product(halves.npu(), halves.npu()).cpu(), expected)
+
+
 @pytest.mark.parametrize("cumulative", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_of_groups_of_rows(host_npu, cumulative, dtype):

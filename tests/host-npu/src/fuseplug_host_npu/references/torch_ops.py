@@ -14,8 +14,11 @@ from .registry import reference
 
 @reference("aten::matmul")
 def matmul(self: Tensor, other: Tensor) -> Tensor:
-    """``self @ other``, added up in float32 and rounded once. Without AVX-512, CPUs take up to 100 times as long."""
-    return (wide(self) @ wide(other)).to(self.dtype)
+    """``self @ other``, added up in float32 and rounded once. Without AVX-512, CPUs take up to 100 times as long.
+
+    Of integers it is torch's.
+    """
+    return (wide(self) @ wide(other)).to(self.dtype) if self.is_floating_point() else self @ other
 
 
 @reference("aten::mm", "aten::bmm")
@@ -33,7 +36,8 @@ def mm_out(self: Tensor, mat2: Tensor, *, out: Tensor) -> Tensor:
 @reference("aten::addmm")
 def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """``beta * self + alpha * mat1 @ mat2``, as `matmul`."""
-    return torch.addmm(wide(self), wide(mat1), wide(mat2), beta=beta, alpha=alpha).to(self.dtype)
+    terms = [wide(term) if term.is_floating_point() else term for term in (self, mat1, mat2)]
+    return torch.addmm(*terms, beta=beta, alpha=alpha).to(self.dtype)
 
 
 @reference("aten::matmul_backward")
@@ -88,15 +92,15 @@ def repeat_interleave_backward_tensor(grad: Tensor, input: Tensor, repeats: Tens
 
 @reference("npu_linear")
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
-    """As torch's."""
-    return torch.nn.functional.linear(input, weight, bias)
+    """As torch's, in the arithmetic of `matmul`."""
+    return torch.nn.functional.linear(wide(input), wide(weight), bias if bias is None else wide(bias)).to(input.dtype)
 
 
 @reference("npu_linear_backward")
 def linear_backward(grad: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:  # noqa: A002
     """Gradients of the input and of the weight."""
     rows = grad.flatten(0, -2)
-    return grad @ weight, rows.mT @ input.flatten(0, -2)
+    return matmul(grad, weight), matmul(rows.mT, input.flatten(0, -2))
 
 
 @reference("_npu_dropout")
