@@ -16,7 +16,7 @@ from torch.library import Library
 from .generators import drawing
 from .memory import on_host, on_npu
 from .references import references, when_added
-from .torch_private import OpOverload, arguments_of, destroy, registered_for, tree_leaves, tree_map, tree_map_only
+from .torch_private import OpOverload, arguments_of, destroy, registered_for
 
 _KEPT = frozenset(
     """
@@ -61,14 +61,14 @@ class _Kernels:
             warnings.simplefilter("ignore")  # that a kernel is overridden
             if not self._replaced:
                 for name, op in _registered().items():
-                    self._replace(name, functools.partial(_compute, op, name))
+                    self._replace(name, _Kernel(op, name))
                 self._replace("aten::contiguous", _contiguous)
                 # torch_npu's formula of this one calls the device without asking the dispatcher.
-                one_hot = functools.partial(_compute, torch.ops.aten.one_hot.default, "aten::one_hot")
+                one_hot = _Kernel(torch.ops.aten.one_hot.default, "aten::one_hot")
                 self._replace("aten::one_hot", one_hot, "AutogradPrivateUse1")
             for name in rows.keys() - self._replaced:
                 if (op_of_a_reference := _op(name)) is not None:
-                    self._replace(name, functools.partial(_compute, op_of_a_reference, name))
+                    self._replace(name, _Kernel(op_of_a_reference, name))
 
     def _replace(self, name: str, kernel: Callable[..., Any], key: str = "PrivateUse1") -> None:
         space, _, rest = name.partition("::")
@@ -112,43 +112,31 @@ def _op(name: str) -> OpOverload | None:
     return op
 
 
-def _compute(op: OpOverload, name: str, /, *args: Any, **kwargs: Any) -> Any:
-    """The kernel of every op: run its reference, or torch's kernel of the CPU, on the same memory."""
-    KERNELS.called(op, args, kwargs)
-    _on_one_device(op, args, kwargs)
-    row = references().get(name)
-    if row is not None:
-        names = (argument.name for argument in arguments_of(op))
-        args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs}
-    elif op.namespace != "aten":
-        raise NotImplementedError(
-            f"{op} has no reference, so it cannot be computed without an NPU: write a function that computes it on the "
-            f'CPU, and decorate it with @fuseplug_host_npu.reference("{name}")'
-        )
-    call = _Call(op, args, kwargs)
-    with drawing(call.generator) if call.random else contextlib.nullcontext():
-        results = (row or op)(*call.args, **call.kwargs)
-    if op.namespace == "npu":
-        # op-plugin allocates each result anew from sizes alone: op_plugin/ops/opapi, npu_preparation::apply_tensor.
-        results = tree_map_only(Tensor, lambda host: host if call.has(host) else _in_order(host), results)
-    return call.back(results)
+class _Kernel:
+    """The kernel of an op: runs its reference, or torch's kernel of the CPU, on the same memory."""
 
+    def __init__(self, op: OpOverload, name: str) -> None:
+        self.op = op
+        self._name = name
+        self._arguments = [argument.name for argument in arguments_of(op)]
+        self.outs = frozenset(argument.name for argument in arguments_of(op) if argument.is_out)
+        self.draws = torch.Tag.nondeterministic_seeded in op.tags
 
-def _in_order(host: Tensor) -> Tensor:
-    """*host*, strided as what is made of its size: `Tensor.contiguous` leaves the strides of dims of size 1."""
-    ordered = torch.empty(host.size(), dtype=host.dtype)
-    return host if host.stride() == ordered.stride() else ordered.copy_(host)
-
-
-def _on_one_device(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Memory of the host is none of an NPU: only numbers (tensors of torch without dims) go there by themselves."""
-    if op.overloadpacket.__name__ in _MIXING:
-        return
-    tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-    numbers_pass = op.namespace == "aten"
-    if any(tensor.device.type != "npu" and not (numbers_pass and tensor.dim() == 0) for tensor in tensors):
-        found = " and ".join(dict.fromkeys(str(tensor.device) for tensor in tensors))
-        raise RuntimeError(f"{op}: Expected all tensors to be on the same device, but found {found}")
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        op = self.op
+        KERNELS.called(op, args, kwargs)
+        row = references().get(self._name)
+        if row is not None:
+            args, kwargs = (), {**dict(zip(self._arguments, args, strict=False)), **kwargs}
+        elif op.namespace != "aten":
+            raise NotImplementedError(
+                f"{op} has no reference, so it cannot be computed without an NPU: write a function that computes it on "
+                f'the CPU, and decorate it with @fuseplug_host_npu.reference("{self._name}")'
+            )
+        call = _Call(self, args, kwargs)
+        with drawing(call.generator) if self.draws or "generator" in kwargs else contextlib.nullcontext():
+            results = (row or op)(*call.args, **call.kwargs)
+        return call.back(results)
 
 
 def _contiguous(self: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
@@ -161,26 +149,36 @@ class _Call:
     Attributes:
         args: What to call with, by position.
         kwargs: And by name.
-        random: Whether the op draws random numbers.
         generator: The generator that it was given.
     """
 
-    def __init__(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._device = kwargs.get("device") or torch.device("npu")
-        self._given: dict[int, tuple[Tensor, Tensor]] = {}
+    def __init__(self, kernel: _Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        op = kernel.op
+        self._returns_to_cpu = "device" in kwargs and torch.device(kwargs["device"] or "npu").type != "npu"
+        # op-plugin allocates each result anew from sizes alone: op_plugin/ops/opapi, npu_preparation::apply_tensor.
+        self._in_order = op.namespace == "npu"
+        self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
         self._outs: list[tuple[Tensor, Tensor]] = []
         self.generator: torch.Generator | None = None
-        self.random = torch.Tag.nondeterministic_seeded in op.tags or "generator" in kwargs
-        outs = {argument.name for argument in arguments_of(op) if argument.is_out}
-        self.args = tree_map(self._to_cpu, args)
+        self.args = _mapped(self._to_cpu, args)
         self.kwargs = {
-            name: tree_map(self._room if name in outs else self._to_cpu, value) for name, value in kwargs.items()
+            name: _mapped(self._room if name in kernel.outs else self._to_cpu, value) for name, value in kwargs.items()
         }
+        if op.overloadpacket.__name__ not in _MIXING:
+            self._require_one_device(op)
+
+    def _require_one_device(self, op: OpOverload) -> None:
+        """Memory of the host is none of an NPU: only numbers (tensors of torch without dims) go there by themselves."""
+        numbers_pass = op.namespace == "aten"
+        tensors = [tensor for _, tensor in self._tensors.values()]
+        if any(tensor.device.type != "npu" and not (numbers_pass and tensor.dim() == 0) for tensor in tensors):
+            found = " and ".join(dict.fromkeys(str(tensor.device) for tensor in tensors))
+            raise RuntimeError(f"{op}: Expected all tensors to be on the same device, but found {found}")
 
     def _to_cpu(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             host = on_host(value) if value.device.type == "npu" else value
-            self._given[id(host)] = (host, value)
+            self._tensors[id(host)] = (host, value)
             return host
         if isinstance(value, torch.device):
             return torch.device("cpu")
@@ -196,13 +194,9 @@ class _Call:
         if not isinstance(out, Tensor):
             return out
         host = torch.empty(0, dtype=out.dtype)
-        self._given[id(host)] = (host, out)
+        self._tensors[id(host)] = (host, out)
         self._outs.append((host, out))
         return host
-
-    def has(self, host: Tensor) -> bool:
-        """Whether *host* is one of the tensors that the op was given."""
-        return id(host) in self._given
 
     def back(self, results: Any) -> Any:
         """What the op returns on the NPU: the tensor that it was given where it returns that, else a new one."""
@@ -210,9 +204,26 @@ class _Call:
             if out.size() != host.size():
                 out.resize_(host.size())
             on_host(out).copy_(host)
-        return tree_map_only(Tensor, self._to_npu, results)
+        return _mapped(self._to_npu, results)
 
-    def _to_npu(self, host: Tensor) -> Tensor:
-        if id(host) in self._given:
-            return self._given[id(host)][1]
-        return on_npu(host) if self._device.type == "npu" else host
+    def _to_npu(self, result: Any) -> Any:
+        if not isinstance(result, Tensor):
+            return result
+        if id(result) in self._tensors:
+            return self._tensors[id(result)][1]
+        if self._returns_to_cpu:
+            return result
+        return on_npu(_in_order(result) if self._in_order else result)
+
+
+def _mapped(convert: Callable[[Any], Any], value: Any) -> Any:
+    """*value*, or what is in it if it is a list or tuple, by *convert*: what the arguments of ops are nested in."""
+    if isinstance(value, list):
+        return [_mapped(convert, item) for item in value]
+    return tuple(_mapped(convert, item) for item in value) if isinstance(value, tuple) else convert(value)
+
+
+def _in_order(host: Tensor) -> Tensor:
+    """*host*, strided as what is made of its size: `Tensor.contiguous` leaves the strides of dims of size 1."""
+    ordered = torch.empty(host.size(), dtype=host.dtype)
+    return host if host.stride() == ordered.stride() else ordered.copy_(host)

@@ -20,9 +20,8 @@ def on_host(tensor: Tensor) -> Tensor:
     if not size or not tensor.numel():
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
     window = (ctypes.c_char * size).from_address(storage.data_ptr())
-    bytes_ = torch.frombuffer(window, dtype=torch.uint8)
-    host = torch.empty(0, dtype=tensor.dtype)
-    host.set_(bytes_.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+    elements = torch.frombuffer(window, dtype=tensor.dtype, count=size // tensor.itemsize)
+    host = elements.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
     # Conjugation and negation are bits of the tensor, not bytes in its memory.
     if tensor.is_conj():
         host = host.conj()

@@ -5,13 +5,13 @@ Importing it imports torch. Each name is here because torch documents nothing th
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 if TYPE_CHECKING:
     from torch.library import Library
@@ -25,13 +25,10 @@ __all__ = [
     "destroy",
     "neg_view",
     "registered_for",
-    "tree_leaves",
-    "tree_map",
-    "tree_map_only",
 ]
 
-# Imported above: the type of operations (torch.ops has only instances), the mode in which tensors are fake, the class
-# of modes that see each operation, and pytree, with which torch itself walks through arguments and results.
+# Imported above: the type of operations (torch.ops has only instances), the mode in which tensors are fake, and the
+# class of modes that see each operation.
 
 FAKE_TENSOR_LOG = "torch._subclasses.fake_tensor"
 """The name of the logger on which fake tensors report calls that fail."""
@@ -40,9 +37,10 @@ neg_view = torch._neg_view
 """``neg_view(tensor)``: *tensor* negated by a bit of it, its memory as it is. `torch.neg` writes new memory."""
 
 
-def arguments_of(op: OpOverload) -> list[torch._C.Argument]:
+@functools.cache
+def arguments_of(op: OpOverload) -> tuple[torch._C.Argument, ...]:
     """The arguments in the schema of *op*: ``torch.ops`` gives operations without their names and defaults."""
-    return list(op._schema.arguments)
+    return tuple(op._schema.arguments)
 
 
 def registered_for(key: str) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ContractError
@@ -18,13 +19,12 @@ def check(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     Raises:
         ContractError: If it breaks one.
     """
-    from ..torch_private import arguments_of
-    from . import activations, grouped_matmul, moe, norms, rotary  # noqa: F401 - their rows enter themselves
-
     name = op.overloadpacket.__name__
-    found = limits.get(f"{op.namespace}::{name}")
+    found = _rows().get(f"{op.namespace}::{name}")
     if found is None and op.namespace == "aten":
         return
+    from ..torch_private import arguments_of
+
     schema = arguments_of(op)
     named = {argument.name: argument.default_value for argument in schema}
     named.update(zip(named, args, strict=False))
@@ -41,6 +41,13 @@ def check(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     except Broken as broken:
         argument, asked, what, source = broken.args
         raise ContractError(name, argument, asked, _describe(what), source or page, documented=source is None) from None
+
+
+@functools.cache
+def _rows() -> dict[str, tuple[Callable[..., None], str]]:
+    from . import activations, grouped_matmul, moe, norms, rotary  # noqa: F401 - their rows enter themselves
+
+    return limits
 
 
 def _describe(value: Any) -> str:
