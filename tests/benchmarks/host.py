@@ -1,7 +1,7 @@
-"""What a call of each Triton kernel costs the host, at one token, where it is all that counts. Needs no GPU.
+"""Times what a call of each Triton kernel costs the host, at one token, where only this counts. Needs no GPU.
 
-Triton compiles for a GPU that is not here; of its launches everything is done but the call of the driver. What is
-torch's own is computed, on the CPU, and the backward runs on the calling thread. Contenders take turns.
+Triton compiles for a GPU that is absent, and a launch does everything but call the driver. torch's own operations run
+on the CPU, and the backward runs on the calling thread. Contenders take turns.
 
     python tests/benchmarks/host.py [--repeats N]
 """
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def measure(op: Op, repeats: int) -> Table:
-    """The microseconds of the host for each contender that Triton compiles."""
+    """The host's microseconds for a call of each contender that Triton compiles."""
     torch.manual_seed(0)
     problem = op.problem(op.single, Kind(torch.device("cpu"), torch.bfloat16))
     title = f"{op.name}, {problem.shape}, bfloat16: the host's µs for a call, without the driver's"

@@ -1,7 +1,7 @@
-"""Whole models on this machine: unfused, unfused again, fused by every installed kernel, compiled by torch.compile.
+"""Times whole models: unfused, unfused again, fused by every installed kernel, and compiled by torch.compile.
 
-What ``fuseplug bench`` measures, for a dense model and a mixture of experts, in two dtypes, from one token that is
-decoded to a training step of 2048. The table of ratios says where the fused model is slower than the unfused one.
+It measures what ``fuseplug bench`` measures, for a dense model and a mixture of experts, in two dtypes, from one
+decoded token to a training step of 2048 tokens. The ratios show where a fused model is slower than the unfused one.
 
     python tests/benchmarks/model.py [--repeats N] [--only WORDS] [--dtype float32] [--tokens N] [--versus again]
         [--seconds S]
@@ -53,11 +53,11 @@ MODELS = {
         ("train",),
     ),
 }
-"""By name: the config, the dtypes, and the work. In float32 a step with such a vocabulary takes a quarter of a minute,
-and what is not training has no loss."""
+"""The config, the dtypes and the work, by name. The large vocabulary has one case only: in float32, a step takes a
+quarter of a minute, and work other than training computes no loss."""
 
 LARGE = 512
-"""Tokens from which on a step says where its time goes."""
+"""The number of tokens from which on the record says where the time of a training step goes."""
 
 TOKENS, VERSUS = (16, 128, 512, 2048), ("again", "compile")
 
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def measure(name: str, dtype: str, **how: Any) -> list[Table]:
-    """Milliseconds and memory of each kind of work, what is paid once, and where the time goes."""
+    """Tables of the time and memory of each kind of work, of the costs paid once, and of where the time goes."""
     torch.compiler.reset()
     times = Table(f"{name}, {dtype}, in ms", ("work", "tokens", "contender", "ms", "× eager, turn by turn", "peak, MB"))
     paid = Table(f"{name}, {dtype}, paid once, in s", ("what", "s"))
@@ -118,7 +118,7 @@ def measure(name: str, dtype: str, **how: Any) -> list[Table]:
 
 
 def _shares(found: Benchmark, name: str, dtype: str, tokens: int) -> Table:
-    """What is left between the matmuls of a training step, for whoever wants to fuse more of it."""
+    """Where the time of a training step goes, by operation: it shows how much is left to fuse between the matmuls."""
     columns = ("operation", "unfused", "fused")
     table = Table(f"{name}, {dtype}, a training step of {tokens} tokens, in % of the unfused step", columns)
     for share in found.shares["train", tokens]:

@@ -1,4 +1,4 @@
-"""Writes docs/performance.md, and the results in docs/cuda.md, from docs/results: what measures ends with it.
+"""Writes docs/performance.md, and the results in docs/cuda.md, from docs/results, after every measurement.
 
 python tests/benchmarks/page.py
 """
@@ -18,13 +18,13 @@ BETWEEN = "<!-- tests/benchmarks/page.py writes from here -->\n", "<!-- to here 
 FUSED = "fuseplug"
 PEAK = "peak, MB"
 LOSES = 0.99
-"""Below this, a ratio is called a loss. Two runs of one model by turns differ by about as much."""
+"""A lower ratio counts as a loss. Two runs of one model, by turns, differ by about as much."""
 
 Rows = list[dict[str, Any]]
 
 
 class Section(NamedTuple):
-    """A heading, what is said below it, and the tables: a file of docs/results, and how their titles begin."""
+    """A heading, the text below it, and the tables: a file of docs/results, and how the tables' titles begin."""
 
     heading: str
     text: str
@@ -167,14 +167,14 @@ def main() -> None:
 
 
 def page() -> str:
-    """The page, from the files as they are."""
+    """The text of docs/performance.md, from the files of results that exist."""
     there = [section for section in SECTIONS if (RESULTS / f"{section.file}.json").exists()]
     parts = [HEAD, _losses(there), *map(_section, there), WITHOUT_AVX512, MORE, OWN]
     return "\n".join(parts)
 
 
 def page_of_gpus() -> str:
-    """The page about GPUs, with the tables of the file as it is."""
+    """The text of docs/cuda.md, with the tables of gpu.json."""
     first, last = BETWEEN
     before, _, rest = PAGE_OF_GPUS.read_text().partition(first)
     after = rest.partition(last)[2]
@@ -183,7 +183,7 @@ def page_of_gpus() -> str:
     versions = ", ".join(f"{name} {about['versions'][name]}" for name in ("triton", "liger-kernel"))
     gpu = f"{about['gpu']}, driver {about['driver_version']}, CUDA {about['cuda']}, {versions}"
     lines = ["", f"*{gpu}; {_machine(about)}*"]
-    for table in content["tables"][:-1]:  # the last has everything
+    for table in content["tables"][:-1]:  # the last table lists the time of every contender
         if table["rows"]:
             lines += ["", f"**{table['title']}**", "", *_plain(table["rows"])]
     return "".join((before, first, *(f"{line}\n" for line in [*lines, ""]), last, after))
@@ -208,7 +208,7 @@ def _section(section: Section) -> str:
 
 
 def _losses(sections: Iterable[Section]) -> str:
-    """Where a fused model or module is slower than the unfused one, a line for each table; what is noise is counted."""
+    """A line for each table in which something fused is clearly slower, and the number of unclear cases."""
     lines, close = [], 0
     for title, rows in (table for section in sections for table in _read(section)[1]):
         ratio = _ratio_column(rows)
@@ -233,7 +233,7 @@ def _losses(sections: Iterable[Section]) -> str:
 
 
 def _apart(row: Mapping[str, Any], rows: Rows, ratio: str) -> bool:
-    """Whether the quartiles of *row* lie above those of what it is compared with."""
+    """Whether the quartiles of *row* lie above those of the contender to which its ratio refers."""
     usual = next(each for each in rows if each[ratio] == 1.0 and _keys(each) == _keys(row))
     time = _time_column(row)
     return bool(row[time]["quartile_1"] > usual[time]["quartile_3"])
@@ -254,7 +254,7 @@ def _machine(about: Mapping[str, Any]) -> str:
 
 
 def _keys(row: Mapping[str, Any]) -> dict[str, str]:
-    """What a row is about: the columns before that of the contender."""
+    """The cells before the contender's, by column: they say what was measured."""
     found = {}
     for column, cell in row.items():
         if column == "contender":
@@ -272,7 +272,7 @@ def _time_column(row: Mapping[str, Any]) -> str:
 
 
 def _pivoted(rows: Rows) -> Iterator[str]:
-    """A line for each thing that was measured, a column for each contender: its time, and its ratio."""
+    """Yield a line for each measured case. Each contender has a column, with its time, ratio and peak."""
     ratio = _ratio_column(rows)
     time = _time_column(rows[0])
     contenders = list(dict.fromkeys(row["contender"] for row in rows))
@@ -302,13 +302,13 @@ def _cell(cell: Any) -> str:
 
 
 def _operation(text: str) -> str:
-    """*text*, with an operation of the profiler as code, and a compiled program without its digest."""
+    """*text*, with the profiler's operations set as code, and compiled programs without their digests."""
     text = re.sub(r"## Call CompiledFxGraph \w+ ##", "a compiled program", text)
     return re.sub(r"aten::\w+", r"`\g<0>`", text)
 
 
 def _number(value: float) -> str:
-    """Three digits; whole above 100."""
+    """*value* with three digits; from 100 on, as a whole number."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

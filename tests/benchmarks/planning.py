@@ -1,6 +1,6 @@
-"""How long ``apply_all`` takes on models too large to build, and that rounds of it leave nothing behind.
+"""Times ``apply_all`` on models too large to build, and shows that rounds of apply and undo leave nothing behind.
 
-Run by ``nox -s bench``. Models are on meta: what is measured is the walk itself, with every kernel that is installed.
+``nox -s bench`` runs it. The large models are on meta, so only the walk is timed, with every installed kernel.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def planned(config: AutoConfig, repeats: int = 5) -> tuple[int, int, dict[str, float]]:
-    """The number of modules, of fused targets, and the spread of the seconds that apply_all takes."""
+    """The number of modules, the number of fused targets, and the spread of the seconds that `apply_all` takes."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     seconds = []
@@ -53,12 +53,12 @@ def planned(config: AutoConfig, repeats: int = 5) -> tuple[int, int, dict[str, f
         seconds.append(time.perf_counter() - start)
         fused = len(applied.report.fused)
         applied.undo()
-    # The first call also imports what planning needs; it is what a user waits for once, and is not left out.
+    # The first call also imports what planning needs. It counts, because a user waits for it, too.
     return sum(1 for _ in model.modules()), fused, spread(seconds)
 
 
 def cycles(count: int) -> dict[str, object]:
-    """Apply and undo *count* times; say what grew and whether the model is bitwise what it was."""
+    """Apply and undo *count* times; return what grew, and whether the model computes the same bits as before."""
     torch.manual_seed(0)
     config = Qwen3Config(vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=4, head_dim=16)
     model = AutoModelForCausalLM.from_config(config).eval()
@@ -83,7 +83,7 @@ def cycles(count: int) -> dict[str, object]:
 
 
 def census() -> int:
-    """The number of objects alive."""
+    """The number of live objects."""
     gc.collect()
     return len(gc.get_objects())
 

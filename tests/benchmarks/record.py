@@ -1,4 +1,4 @@
-"""What every benchmark here shares: tables, and a record that says on what machine, with what, and when."""
+"""Shared by all benchmarks here: tables, and a record that names the machine, the versions and the date."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOTH = ("bfloat16", "float32")
 
 
 def must_have_kept(folder: Path | str) -> None:
-    """Stop where no passed check was kept in *folder*, so that nothing is published as measured with kept ones."""
+    """Exit if *folder* has no kept checks, so that no time is published as measured with kept checks by mistake."""
     if not any(Path(folder).rglob("*.json")):
         raise SystemExit(
             f"nothing was kept in {folder}: of editable installations nothing is; install the distributions (pip "
@@ -30,7 +30,7 @@ def must_have_kept(folder: Path | str) -> None:
 
 @dataclass
 class Table:
-    """Rows of one measurement; a cell may be the dictionary that `spread` gives."""
+    """The rows of one measurement. A cell may be a dictionary that `spread` returned."""
 
     title: str
     columns: Sequence[str]
@@ -49,12 +49,12 @@ class Table:
 
 
 def dtypes() -> Sequence[str]:
-    """In which a model is measured unless others are asked for: a CPU that emulates bfloat16 takes hours for it."""
+    """The default dtypes of measurements. A CPU that emulates bfloat16 would take hours for it, so it is left out."""
     return ("float32",) if emulates_bfloat16() else BOTH
 
 
 def gpu(index: int = 0) -> dict[str, Any]:
-    """The GPU, what drives it, and what limits it."""
+    """The GPU, its driver and its limits."""
     import torch
 
     properties = torch.cuda.get_device_properties(index)
@@ -78,7 +78,7 @@ def write(name: str, tables: Sequence[Table], about: Mapping[str, Any] | None = 
 
 
 def show(tables: Sequence[Table], file: TextIO | None = None) -> None:
-    """Print *tables*, to *file* if it is given."""
+    """Print *tables* to *file*, or to the standard output."""
     console = Console(width=WIDTH, file=file)
     for table in tables:
         console.print(table.show())
@@ -87,7 +87,7 @@ def show(tables: Sequence[Table], file: TextIO | None = None) -> None:
 def save(
     name: str, tables: Sequence[Table], about: Mapping[str, Any] | None = None, folder: Path = RESULTS
 ) -> dict[str, Any]:
-    """Write *tables* as ``<folder>/<name>.json``, with what `machine` says and with *about*. Gives these two."""
+    """Write *tables* as ``<folder>/<name>.json``, with the facts from `machine` and *about*; return these facts."""
     facts = machine() | dict(about or {})
     folder.mkdir(parents=True, exist_ok=True)
     content = [{"title": t.title, "rows": [dict(zip(t.columns, row, strict=True)) for row in t.rows]} for t in tables]
@@ -96,7 +96,7 @@ def save(
 
 
 def _nvidia_smi(index: int, fields: Sequence[str]) -> dict[str, str]:
-    """What it says, if it is there: a container may be without it."""
+    """The answers of nvidia-smi to *fields*, or "unknown": a container may lack nvidia-smi."""
     command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -1,6 +1,6 @@
-"""What ``fuseplug run`` adds to a training script: whole processes of transformers' Trainer, by turns.
+"""Times what ``fuseplug run`` adds to a training script: whole processes of transformers' Trainer, by turns.
 
-The model is tiny, and its calls are too small to gain, so the originals compute them: what is added is the start.
+The model is tiny. Its calls are too small to gain, so the originals compute them, and only the start takes longer.
 
     python tests/benchmarks/run.py
 """
@@ -80,7 +80,7 @@ def caches(directory: str, name: str) -> dict[str, str]:
 def measured(
     model: Path, kept: Mapping[str, str], before: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[float, float]:
-    """Seconds of the CPU, children that ended included, and of the clock."""
+    """The CPU seconds of a run, including its finished children, and the seconds by the clock."""
     with tempfile.TemporaryDirectory() as out:
         command = [*before, sys.executable, str(SCRIPT), str(model), out]
         env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **kept, **environ}

@@ -1,6 +1,6 @@
-"""How long a person waits: importing fuseplug, finding kernels, ``fuseplug list``, ``apply_all`` on a whole model.
+"""Times what a user waits for: importing fuseplug, finding kernels, ``fuseplug list``, ``apply_all`` on a whole model.
 
-Every run is a fresh process, started in turn with those it is compared with; files are in the page cache.
+Every run is a fresh process. The processes that are compared take turns. Their files are in the page cache.
 
     python tests/benchmarks/startup.py
 """
@@ -35,10 +35,10 @@ class Kernel(BaseKernel):
 """
 
 APPLIED = 3
-"""How often ``apply_all`` is timed with empty directories, each of which takes a minute."""
+"""How often ``apply_all`` is timed with empty directories. Each time takes a minute."""
 
 FUSED = {"training": 170, "inference": 169}
-"""How many targets, by mode: the loss is for training alone."""
+"""The number of fused targets, by mode: the loss is fused for training only."""
 
 APPLY = """
 import sys, time
@@ -59,7 +59,7 @@ assert (len(report.fused), len(report.entries)) == (int(sys.argv[2]), 170), repo
 print(took)
 """
 
-# Printed by the process itself, so that only what is inside is measured.
+# The process times itself, so that its start does not count.
 TIMED = "import time; start = time.perf_counter(); {}; print(1000 * (time.perf_counter() - start))"
 
 
@@ -90,7 +90,7 @@ def install(site: Path, with_kernels: int) -> None:
 
 
 def processes(runs: int) -> Table:
-    """Whole processes, in turn with a bare interpreter, whose time is taken off."""
+    """Time whole processes, by turns with a bare interpreter, and subtract the time of the bare interpreter."""
     commands = {
         "bare interpreter": ("-c", "pass"),
         "import fuseplug": ("-c", "import fuseplug"),
@@ -111,7 +111,7 @@ def processes(runs: int) -> Table:
 
 
 def discovery(runs: int, sites: Mapping[int, Path]) -> Table:
-    """The first call of `manager.kernels()` in a process, what it imports included, after ``import fuseplug``."""
+    """Time the first `manager.kernels()` of a process after ``import fuseplug``, including the imports of this call."""
     table = Table(
         f"manager.kernels() with {INSTALLED} distributions on a path of their own, in ms",
         ("with kernels", "cold", "of it imports"),
@@ -129,7 +129,7 @@ def discovery(runs: int, sites: Mapping[int, Path]) -> Table:
 
 
 def applying(runs: int) -> Table:
-    """The first ``apply_all`` of a process, on all layers of Qwen3-0.6B with its vocabulary."""
+    """Time the first ``apply_all`` of a process, on all layers of Qwen3-0.6B with its vocabulary."""
     kinds = ("with nothing kept and nothing compiled", "with what was compiled before", "with what was checked before")
     seconds: dict[tuple[str, str], list[float]] = {(kind, mode): [] for kind in kinds for mode in FUSED}
     for _ in range(runs):
@@ -149,7 +149,7 @@ def applying(runs: int) -> Table:
 
 
 def python(*args: str, **environ: str) -> str:
-    """Run a fresh Python, and give what it printed."""
+    """Run a fresh Python, and return its output."""
     done = subprocess.run(
         [sys.executable, *args], env={**os.environ, **environ}, capture_output=True, text=True, check=True
     )

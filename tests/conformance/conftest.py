@@ -1,4 +1,4 @@
-"""Broken kernels leave things behind; the next test must not find them."""
+"""Cleans up what broken kernels leave behind, so that the next test does not find it."""
 
 import os
 
@@ -15,7 +15,7 @@ from fuseplug_testing import torch_private as of_the_kit
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch):
     for names in (torch_private, of_the_kit):
-        monkeypatch.setattr(names, "MISCOMPILES_FUNCTIONS", False)  # with it the kit compiles nothing
+        monkeypatch.setattr(names, "MISCOMPILES_FUNCTIONS", False)  # True would keep the kit from compiling anything
     torch.set_num_threads(1)
     state = torch.get_rng_state()
     replaced = (functional, "relu6"), (specimens, "rotate_half")

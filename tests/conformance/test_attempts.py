@@ -1,4 +1,4 @@
-"""Whose error it is: what the original or the kernel raises is a finding; what the kit raises is neither."""
+"""Whose error it is: an error of the original or the kernel is a finding, an error of the kit is not."""
 
 import re
 from dataclasses import replace
@@ -16,12 +16,12 @@ from fuseplug_testing.subjects import Examined
 
 
 def without_names(*_):
-    """Makes functions around others that hand on positional arguments alone."""
+    """Make a decorator whose functions pass on positional arguments only."""
     return lambda function: lambda *args: function(*args)
 
 
 def raising(*_, **__):
-    """Fails in a Python function of torch's, as a wrapper with a slip in it would."""
+    """Fail in a Python function of torch, as a faulty wrapper would."""
     return nn.functional.pad(torch.ones(2), (1, 1, 1, 1), mode="reflect")
 
 
@@ -74,7 +74,7 @@ def case():
 def test_what_the_original_raises_is_a_skip_and_what_the_kernel_raises_a_fault(case, function):
     why = f"NotImplementedError: no {function.__name__.partition('_')[0]}"
     skipped = case.compare("here", case.example(), original=foreign(function))
-    assert skipped == Finding("here", skipped=f"the original cannot do it ({why})")
+    assert skipped == Finding("here", skipped=f"the original raises here ({why})")
     fault = case.compare("here", case.example(), function=foreign(function))
     line = re.escape(f"raises {why} ({__file__}:") + r"\d+\), where the original does not"
     assert re.fullmatch(line, fault.fault)
@@ -82,7 +82,7 @@ def test_what_the_original_raises_is_a_skip_and_what_the_kernel_raises_a_fault(c
 
 def test_what_becomes_of_a_result_belongs_to_the_example(case):
     example = replace(case.example(), after=foreign(lambda result: result.view(1, 2, 3)))
-    assert case.compare("here", example).skipped.startswith("the original cannot do it (RuntimeError: shape")
+    assert case.compare("here", example).skipped.startswith("the original raises here (RuntimeError: shape")
 
 
 def test_what_is_not_marked_is_the_kits(case):

@@ -1,4 +1,4 @@
-"""A kernel whose arguments are passed by name is guarded as one whose arguments are passed by position."""
+"""The guard treats arguments that are passed by name like those that are passed by position."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""``fuseplug check``, as a person and as a program meets it; and that it is the kernel which is checked."""
+"""``fuseplug check`` for people and for programs; and that the kernel, not the original, is checked."""
 
 import datetime
 import importlib.metadata
@@ -20,7 +20,7 @@ ZOO = "conformance.zoo"
 
 
 class NeverGains(kernels.Norm):
-    """Zeros, and said to gain in calls that are larger than any."""
+    """Computes zeros, and declares to gain only in calls larger than any."""
 
     function = f"{ZOO}.wrong:zeros"
 
@@ -29,14 +29,14 @@ class NeverGains(kernels.Norm):
 
 
 class LeavesAll(kernels.Norm):
-    """Which leaves every call to the original."""
+    """Leaves every call to the original."""
 
     function = f"{ZOO}.wrong:leaves_it"
 
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    """Run it as it is run outside of this repository; gives (exit code, stdout, stderr)."""
+    """Run ``fuseplug check`` as outside of this repository; returns (exit code, stdout, stderr)."""
     monkeypatch.delenv("FUSEPLUG_EVERY_SIZE")
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -160,7 +160,7 @@ def test_a_call_that_is_too_small_to_gain_is_checked(check, monkeypatch):
     with pytest.raises(ConformanceError) as error:
         check_kernel(NeverGains, checks=[check])
     assert {fault.check for fault in error.value.result.faults} == {check}
-    assert sum(error.value.result.passed.values()) == (2 if check == "copies" else 0)  # a pickle is the original
+    assert sum(error.value.result.passed.values()) == (2 if check == "copies" else 0)  # a pickle comes back unfused
 
 
 @pytest.mark.parametrize("check", ["checkpoint", "in-place", "compile", "undo"])
@@ -178,7 +178,7 @@ def as_recorded(recording):
 @thorough
 @pytest.mark.parametrize("op", ["rmsnorm", "swiglu"])
 def test_quick_runs_the_programs_of_inductor(op, everything_compiled, monkeypatch):
-    """At every size; what is compiled is left as it is here, to take no minute."""
+    """At every size. The programs run as they were recorded, because compiling takes a minute."""
     record = next(each for each in KernelManager({}).kernels() if each.kernel_id == f"inductor_fused_{op}")
     if record.kernel.lacks("cpu"):
         pytest.skip(record.kernel.lacks("cpu"))

@@ -1,4 +1,4 @@
-"""What importing a module does to a process is seen in a Python of its own, and all of it is named."""
+"""A fresh Python finds what an import does to a process, and names all of it."""
 
 import os
 import sys
@@ -45,7 +45,7 @@ OF_TORCH = {
 
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
-    """What importing a module with this text was seen to do."""
+    """A function that imports a module with a given text, and returns the effects that were found."""
 
     def ask_about(text):
         (tmp_path / "rude.py").write_text(text)

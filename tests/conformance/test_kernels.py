@@ -1,4 +1,4 @@
-"""Kernels that are run on the CPU pass the conformance kit."""
+"""The kernels that run on the CPU pass the conformance kit."""
 
 import os
 

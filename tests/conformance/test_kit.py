@@ -1,4 +1,4 @@
-"""What the kit itself promises: its result, its edges, and the comparison it stands on."""
+"""What the kit itself promises: its result, its edge cases, and the comparison beneath them."""
 
 import pytest
 import torch

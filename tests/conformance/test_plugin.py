@@ -1,4 +1,4 @@
-"""What a person sees who runs ``pytest --fuseplug-kernel``."""
+"""What ``pytest --fuseplug-kernel`` shows."""
 
 import importlib.metadata
 import os
@@ -43,7 +43,7 @@ def test_kernels_pass_fail_and_are_skipped_and_nothing_else_is_run(run_pytest, t
     assert "fuseplug:conformance.zoo.kernels:Gated::numbers[0 SiluAndMul] PASSED" in done.stdout
     assert "it runs on npu, and none is here" in done.stdout
     assert "check_sizes must be positive numbers, at least one, not ()" in done.stdout
-    assert "Traceback" not in done.stdout  # a fault is said in a line
+    assert "Traceback" not in done.stdout  # a fault is one line
     assert ".py:" not in done.stdout.partition("FAILURES")[2].partition("short test summary")[0]
     assert "1 failed, 3 passed, 3 skipped" in done.stdout  # Gated has no lazy result
 

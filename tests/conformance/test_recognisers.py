@@ -1,4 +1,4 @@
-"""What is asked of every recogniser: its examples, its adapters, and which modules are no business of its."""
+"""What every recogniser must get right: its examples, its adapters, and the modules that it leaves alone."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def proposal_of(op, dtype=torch.float32) -> Proposal:
 
 
 def tensors_of(proposal, size, seed=0):
-    """The tensors of floating numbers of an example in the first mix."""
+    """The floating-point tensors of an example in the first mix."""
     example = proposal.example(proposal.mixes[0], size, torch.Generator().manual_seed(seed))
     below = [parameter for child in example.children.values() for parameter in child.parameters()]
     held = [value for value in example.attributes.values() if isinstance(value, torch.Tensor)]

@@ -1,4 +1,4 @@
-"""Every fault of the zoo is caught, and by the check whose name says what is wrong; right kernels have none."""
+"""The check whose name says what is wrong catches every fault of the zoo, and right kernels have none."""
 
 import pytest
 from conformance import uses_private
@@ -56,7 +56,7 @@ FUNCTIONS = {
     "divides_by_zero": ("special-values", "zeros, .*off by inf"),
     "wrong_far_beyond": ("sizes", r"1048\d\d\d elements.*off by"),
     "wrong_when_large_and_odd": ("sizes", r"1048\d\d\d elements.*off by"),
-    # what comes back
+    # results
     "gives_a_subclass": ("numbers", "returns Marked instead of Tensor"),
     "gives_a_subclass_without_gradients": ("results", r"output\[0\] is a Marked instead of a Tensor"),
     "gives_what_cannot_be_viewed": ("results", r"contiguous: output\[0\] lies in memory with strides"),
@@ -81,14 +81,14 @@ FUNCTIONS = {
     "patches_torch": ("process-state", "torch.nn.functional.relu6 was replaced"),
     "patches_the_class": ("process-state", "CastLastNorm.extra_repr was added|CastLastNorm.extra_repr was replaced"),
     "patches_the_function": ("process-state", "conformance.zoo.specimens.rotate_half was replaced"),
-    # around it
+    # compilers, checkpoints and autocast
     "breaks_the_graph": ("compile", r"fullgraph=True.*raises"),
     "wrong_when_compiled": ("compile", "off by"),
     "wrong_when_recomputed": ("checkpoint", "gradient of .* is off by"),
     "gives_a_view": ("in-place", "raises RuntimeError: .* is a view and is being modified inplace"),
     "coarser_under_autocast": ("autocast", r"torch.float32, torch.float32.*off by"),
     "wrong_under_autocast": ("autocast", "is bfloat16.* instead of float32"),
-    # of a lazy result, and of a target beside another
+    # lazy results, and a target beside another
     "wrong_loss": ("numbers", r"plain at head: torch.float32: output\[0\] is off by"),
     "wrong_loss_gradient": ("numbers", "gradient of weight is off by"),
     "wrong_loss_in_half": ("numbers", r"torch.float16: output\[0\] is off by"),
@@ -126,14 +126,14 @@ CLASSES = [
         "import",
         "uses_private/__init__.py:3: Site of fuseplug.contract is private .*import Site from",
     ),
-    (kernels.PatchesOnImport, "import", "is felt everywhere: torch.nn.functional.relu6 was replaced"),
+    (kernels.PatchesOnImport, "import", "changes the whole process: torch.nn.functional.relu6 was replaced"),
     (imports_torch.Kernel, "import", "imports torch"),
     (adapters.SaysLess, "reads", "eps: is read at each call, and not declared: add 'eps'"),
     (adapters.SaysMore, "reads", "scale: is declared in reads, and never read"),
     (adapters.SaysNothingOfVars, "reads", "eps: is read at each call, and not declared"),
     (adapters.SaysNothingOfAChild, "reads", "act.weight: is read at each call, and not declared"),
     (adapters.SetsAnAttribute, "match", "it changed the module it was asked about"),
-    (adapters.Unsteady, "match", "asked twice about one module it says different things"),
+    (adapters.Unsteady, "match", "it gives different answers when asked twice about one module"),
     (adapters.Rolls, "match", "random's state was changed"),
     (adapters.Presumptuous, "match", "asked about Identity.*AttributeError while matching"),
     (adapters.IgnoresTheGenerator, "example", "it differs for generators at the same point"),
@@ -146,7 +146,7 @@ CLASSES = [
     (adapters.CannotBePickled, "copies", "pickle: raises"),
     (adapters.CannotBePickled, "copies", r"deepcopy: output\[0\] is off by inf"),
     (wrong_heads.HeadElsewhere, "specimens", "its lm_head is no module of it"),
-    (wrong_heads.NewScopeEachTime, "match", "asked twice about one module it says different things"),
+    (wrong_heads.NewScopeEachTime, "match", "it gives different answers when asked twice about one module"),
     (wrong_heads.AsksForNothing, "match", "it asks for the consent 'lazy_scores' and does not say what is given up"),
     (wrong_heads.AsksWithoutAWord, "match", "it asks for the consent '', which is no word"),
     (wrong_heads.BecomesSomethingElse, "lazy", r"torch.float32: becomes something else: output\[0\] differs"),
@@ -167,11 +167,11 @@ def test_what_a_package_uses_that_is_private_is_named():
     assert found.startswith("uses_private/__init__.py:3: Site of fuseplug.contract is private")
     assert found.endswith(": import Site from fuseplug")
     assert list(used_by("conformance.zoo.kernels")) == []
-    assert list(used_by("fuseplug_liger.rope")) == []  # which is released with what it uses
+    assert list(used_by("fuseplug_liger.rope")) == []  # fuseplug_liger is released together with what it uses
 
 
 def _check(_, check, __):
-    """What must occur in the first half: each check."""
+    """What the first half must cover: every check."""
     return [check]
 
 
@@ -182,7 +182,7 @@ def faults_of(kernel, **how):
 
 
 def like(base, **declared):
-    """A kernel like *base*, but for what is declared; in its module, so that importing it is checked alike."""
+    """A kernel like *base*, except for what is *declared*. It is in the same module, whose import is checked."""
     return type("Kernel", (base,), {"__module__": base.__module__, **declared})
 
 
@@ -194,7 +194,7 @@ def assert_named(faults, check, why):
 
 
 def alone(check):
-    """*check*, and those it relies on."""
+    """*check*, and the checks on which it relies."""
     (found,) = (each for each in CHECKS if each.name == check)
     return [*found.needs, check]
 
@@ -218,10 +218,10 @@ def test_what_is_the_same_each_time_only_if_torch_is_asked_for_it_is_right_and_s
 
 
 NOT_BY_NAME = {
-    "packs_weight_once",  # what is passed by name is no weight of a copy
-    "patches_the_class",  # another class
+    "packs_weight_once",  # a copy has no weights of its own if they are passed by name
+    "patches_the_class",  # it patches another class
     "contiguous_gradient_only",
-    "stale",  # two of these examples have one shape: found among the numbers
+    "stale",  # two of these examples have one shape, so `numbers` finds the fault
 }
 BY_NAME = [(name, *rest) for name, rest in FUNCTIONS.items() if name not in NOT_BY_NAME.union(BASES)]
 
@@ -243,7 +243,7 @@ def test_what_has_no_manners_is_caught_and_named(kernel, check, why, monkeypatch
     assert_named(faults_of(kernel, checks=alone(check)), check, why)
 
 
-@thorough  # in the first half a person runs it on one of these: test_plugin.py
+@thorough  # in the first half, test_plugin.py does this with one of them
 @pytest.mark.parametrize("kernel", RIGHT, ids=lambda kernel: kernel.__name__)
 def test_a_right_kernel_has_no_fault(kernel):
     result = check_kernel(kernel)
@@ -251,7 +251,7 @@ def test_a_right_kernel_has_no_fault(kernel):
     unasked = {check.name for check in CHECKS} - result.passed.keys()
     without_gradient = {"gradients", "checkpoint"} if not kernel.differentiable else set()
     of_a_function = {"copies", "casts"} if kernel is kernels.Rotary else set()
-    # By itself a head is called outside its scope; own-call has it compiled and under autocast.
+    # Without its model, a head is called outside its scope; own-call covers compile and autocast.
     by_itself = {"lazy", "own-call"} if kernel is not kernels.Head else {"compile", "autocast"}
     assert unasked == without_gradient | of_a_function | by_itself
 

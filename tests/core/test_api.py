@@ -118,7 +118,7 @@ class TestLater:
         ("api", "why"),
         [
             (2, "it was written for API 2 of kernels, and this Fuseplug has API 1: pip install --upgrade fuseplug"),
-            (0, "api must be the number of the contract that it was written for, 1 or later, not 0"),
+            (0, "api must be the version of the contract that the kernel was written for, 1 or later, not 0"),
             ("1", "not '1'"),
             (True, "not True"),
         ],

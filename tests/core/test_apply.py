@@ -386,7 +386,7 @@ def test_a_plan_is_applied_to_its_model_and_to_no_other(manager, model):
     manager.register(NormKernel)
     plan = manager.plan(model)
     other = copy.deepcopy(model)
-    with pytest.raises(PlanError, match="the plan is not of this model"):
+    with pytest.raises(PlanError, match="the plan was made for another model"):
         manager.apply_plan(other, plan)
     assert manager.applied_to(other) is None
     assert len(manager.apply_plan(model, plan).report.fused) == len(plan.report.fused) > 0

@@ -208,6 +208,8 @@ NONSENSE = {
     "a proposal, not a list": lambda self, site: proposal(),
     "strings": lambda self, site: ["yes"],
     "a class": lambda self, site: [Proposal],
+    "a list in a list": lambda self, site: [[]],
+    "a rejection in a list": lambda self, site: [Rejection("not this one")],
     "some good and some bad": lambda self, site: [proposal(), None],
     "a generator that raises": lambda self, site: (1 / 0 for _ in range(3)),
     "no reason": lambda self, site: Rejection(None),

@@ -91,7 +91,7 @@ class TestFile:
             ("every_size = 1", "every_size is 1; expected true or false"),
             ("cache = '/tmp/elsewhere'", 'cache is .*; expected "off"; a directory has to be named by the variable'),
             ("cache = true", 'cache is True; expected "off"'),
-            ("kernels = ", "is not TOML: .*: mend or remove it"),
+            ("kernels = ", "is not TOML: .*: correct or remove it"),
         ],
     )
     @pytest.mark.parametrize(("name", "before"), [("fuseplug.toml", ""), ("pyproject.toml", "[tool.fuseplug]\n")])

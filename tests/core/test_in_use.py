@@ -103,7 +103,7 @@ def test_what_is_too_small_to_gain_is_no_fault(model, said):
     assert len(found) == 5
     assert all(each.too_small for each in found)
     assert said() == []
-    assert said("INFO") == ["5 of 5 fused targets had no call that is large enough to gain"]
+    assert said("INFO") == ["5 of 5 fused targets had no call large enough to gain"]
 
 
 def test_a_site_that_is_passed_by_is_named(fusing, model, said):

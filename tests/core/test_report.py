@@ -51,7 +51,7 @@ SAID = {
     "who raised": "[(registered)]",
     "unsupported": "needs act_fn to be fused; call fuse()",
     "covered": "no longer called",
-    "foreign": "apply before that is put on, or take it off first",
+    "foreign": "call apply_all before that is put on, or take it off first",
     "unlike": "computes none of the known variants",
     "elsewhere": "runs on npu; this model is planned for cpu",
     "inference only": 'has no gradient: used with mode="inference"',

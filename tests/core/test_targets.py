@@ -136,7 +136,7 @@ def test_a_path_that_is_not_there_is_a_reason(model):
             return replace(proposal, target=Target(path="foot"))
 
     report = manager_of(variant_of(Lost)).apply_all(model).report
-    assert "its foot is no module that is planned" in report.left_alone[0].why_not
+    assert "its foot is not a planned module" in report.left_alone[0].why_not
 
 
 def test_a_head_that_the_user_skips_is_left_alone(model):

@@ -1,4 +1,4 @@
-"""What the tests of whole models share."""
+"""Fixtures for the tests of whole models."""
 
 import pytest
 from support.fixtures import checked_once, examined_once  # noqa: F401 - pytest finds them here
@@ -7,5 +7,5 @@ from support.losses import in_question
 
 @pytest.fixture(scope="session")
 def kernel():
-    """The kernel of the loss that is put into models."""
+    """The loss kernel that is applied to models."""
     return in_question()

@@ -1,4 +1,4 @@
-"""A bias is not a rounding: a kernel that is off by 0.4 %, always to one side, is refused in half precision."""
+"""A bias is no rounding: a kernel that is always 0.4 % off in one direction is refused in half precision."""
 
 import itertools
 
@@ -38,7 +38,7 @@ def of_gradients(compute, factor):
 
 
 def of_values(compute, factor):
-    """*compute* with wrong results, and right gradients but for that."""
+    """*compute* with wrong results, and gradients that fit them."""
 
     def faulty(*args, **kwargs):
         return mapped(lambda value: value * factor if torch.is_tensor(value) else value, compute(*args, **kwargs))
@@ -48,8 +48,8 @@ def of_values(compute, factor):
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Plans the kernel of an op in its model, in a dtype; its function is changed first."""
-    # What is asked is whether a fault is seen, and not which program has it.
+    """``planned(op, dtype, change)`` plans the op's kernel, with a changed function, in its model."""
+    # The question is whether the check sees a fault, not which program has it.
     monkeypatch.setattr(compiled, "SMALL", 1 << 60)
 
     def plan(op, dtype, change):

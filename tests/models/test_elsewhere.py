@@ -1,4 +1,4 @@
-"""Models that are not transformers': what is built like a norm, a gate, a rotation or experts is fused there too."""
+"""Models outside transformers: modules built like a norm, a gate, a rotation or experts are fused there, too."""
 
 import json
 import shutil
@@ -27,12 +27,12 @@ FUSED = {
     },
     "remote": {("MyRMSNorm", "llama"), ("MyAttention", "half"), ("MyMLP", "silu")},
 }
-"""Classes and variants, for each model."""
+"""The classes and variants that are fused, for each model."""
 
 LEFT_ALONE = {
     "encoder": {("EncoderLayer", "it also calls self_attn, a MultiheadAttention")},
 }
-"""Classes, and how the reason begins."""
+"""The classes that are left alone, and the beginning of the reason, for each model."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def manager():
 
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory):
-    """A folder as a repository on the Hub is: weights, a config that names its own classes, and their code."""
+    """A folder like a repository on the Hub: weights, a config that names its own classes, and their code."""
     folder = tmp_path_factory.mktemp("own-model")
     for file in REMOTE.glob("*.py"):
         shutil.copy(file, folder)
@@ -65,7 +65,7 @@ def build(remote):
             model = MODELS[name]()
         with torch.no_grad():
             for parameter in model.parameters():
-                # A norm's weight of exactly one, or a bias of exactly zero, would hide what is done with it.
+                # A norm's weight of exactly one, or a bias of exactly zero, would hide its use.
                 if parameter.dim() < 2:
                     parameter.add_(0.1 * torch.randn_like(parameter))
         return model.eval().to(dtype)

@@ -1,4 +1,4 @@
-"""Whole models with every kernel at once: each is found to be what it is, and computes what it did, both ways."""
+"""Whole models with every kernel: each op is recognised, and logits and gradients stay the same."""
 
 import sys
 
@@ -34,7 +34,7 @@ MORE = {
     "qwen3_next": NEXT,
     "seed_oss": BASE | HEAD,
 }
-"""The arguments of configs that are not in `TINY`."""
+"""The arguments of configs for models that are not in `TINY`."""
 
 VARIANTS = {
     "llama": "llama, silu, half",
@@ -62,14 +62,14 @@ VARIANTS = {
     "qwen3_next": "gemma, gated-silu, silu, half-partial",
     "seed_oss": "llama, silu, half",
 }
-"""Of the norms, gated MLPs, rotations and convolutions of each model, all that it has.
+"""All variants of norms, gated MLPs, rotations and convolutions in each model.
 
-test_moe.py has experts, and tests/recurrences/test_transformers.py delta rules and chunk scans."""
+test_moe.py covers experts, and tests/recurrences/test_transformers.py covers delta rules and chunk scans."""
 
 ELSEWHERE = ("moe", "linear_cross_entropy", "gated_delta_rule", "ssd")
 
 UNLIKE = {"cohere": {("rmsnorm", "CohereLayerNorm")}}
-"""What is built like something fused and is something else: this norm subtracts the mean."""
+"""Modules that are built like a fused one, but compute something else: this norm subtracts the mean."""
 if not FIVE:
     UNLIKE |= {
         "mamba2": {("causal_conv1d", "Mamba2Mixer"), ("ssd", "Mamba2Mixer")},
@@ -77,7 +77,7 @@ if not FIVE:
     }  # convolution and chunk scan are written out, and the delta rule is an attribute
 
 QUICK = {(torch.bfloat16, "deepseek_v3")}
-"""Every op in one model: its first layer has a gated MLP, its second experts."""
+"""A model with every op: its first layer has a gated MLP, and its second has experts."""
 
 
 def small(name, dtype):
@@ -97,7 +97,7 @@ def assert_all_fused(report, name):
     assert found == set(VARIANTS[name].split(", ")), report
 
 
-# The models share their widths, so one process compiles for all of them what another would compile again.
+# One process runs all models of a dtype: the models have the same widths, so they share compiled programs.
 @pytest.mark.parametrize(
     ("dtype", "name"),
     [
@@ -113,7 +113,7 @@ def assert_all_fused(report, name):
 def test_all_is_fused_and_logits_and_gradients_are_those_of_the_unfused_model(manager, name, dtype):
     if not exists(name):
         pytest.skip("not in this version of transformers")
-    # In the first half only the tests of each op run the kernels by themselves, which takes longer than all the rest.
+    # In the first half, only the tests of each op check the kernels: a check takes longer than everything else.
     options = {"verify": (dtype, name) not in QUICK, "allow": "lazy_logits"}
     assert_all_fused(assert_parity(manager, small(name, dtype), step, **options), name)
 
@@ -128,7 +128,7 @@ def test_they_are_with_everything_compiled(manager, everything_compiled):
 @pytest.mark.skipif(not FIVE, reason="there experts are lists, whose loop depends on the routing")
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
 def test_kernels_that_stay_in_a_compiled_model_leave_it_one_graph(name):
-    """As those for GPUs and NPUs do."""
+    """The kernels for GPUs and NPUs stay in compiled models."""
     model, tokens = build(name), torch.arange(24).view(2, 12) + 3
     before, programs = model(tokens, use_cache=False).logits, []
 
@@ -143,7 +143,7 @@ def test_kernels_that_stay_in_a_compiled_model_leave_it_one_graph(name):
 
 
 def rotary_globals():
-    """Every rotary function of every modeling file that is loaded, by where it is."""
+    """The rotary functions of all loaded modeling files, by module and name."""
     return {
         (name, function): getattr(module, function)
         for name, module in list(sys.modules.items())

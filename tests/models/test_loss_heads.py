@@ -1,6 +1,6 @@
-"""The language models of transformers: their losses are computed without logits, wherever nothing needs those.
+"""The losses of transformers' language models are computed without logits, wherever nothing needs logits.
 
-Some of them: ``python -m survey.loss_heads`` asks all.
+A sample of models is tested here; ``python -m survey.loss_heads`` tests all.
 """
 
 import os
@@ -14,11 +14,11 @@ from survey.loss_heads import check, classes
 QUICK = {
     "llama/LlamaForCausalLM",
     "gemma2/Gemma2ForCausalLM",  # caps the logits
-    "cohere/CohereForCausalLM",  # multiplies them
-    "granite/GraniteForCausalLM",  # divides them
+    "cohere/CohereForCausalLM",  # multiplies the logits
+    "granite/GraniteForCausalLM",  # divides the logits
     "qwen3_moe/Qwen3MoeForCausalLM",
-    "bart/BartForConditionalGeneration",  # adds a bias that is no part of the head
-    "llava/LlavaForConditionalGeneration",  # sees
+    "bart/BartForConditionalGeneration",  # adds a bias outside the head
+    "llava/LlavaForConditionalGeneration",  # takes images, too
     "gpt2/GPT2LMHeadModel",  # ties the head to the embeddings
 }
 SETTLED = {"fused", "made real", "declined", "no head"}
@@ -27,7 +27,7 @@ SAMPLE = 32
 
 
 def asked():
-    """Those that each run asks, and a few others; the same ones for all processes of one run."""
+    """The models that every run tests, and a sample of the others, the same in all processes of one run."""
     names = sorted(map(str, classes()))
     chance = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID"))
     chosen = QUICK | {*chance.sample(names, SAMPLE)}

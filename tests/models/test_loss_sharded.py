@@ -1,4 +1,4 @@
-"""The loss of a model that two processes share: fused where the head has its weight whole, and right everywhere."""
+"""The loss of a model in two processes: fused if the head's weight is whole, and right in any case."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch import distributed, nn
 
 pytestmark = [
     pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed"),
-    pytest.mark.xdist_group("sharded losses"),  # all that is asked is of one run
+    pytest.mark.xdist_group("sharded losses"),  # all tests ask about one run
 ]
 
 
@@ -18,7 +18,7 @@ def data_parallel(**options):
 
 
 def fully_sharded(*parts, **options):
-    """The layers, *parts* and the rest, each a unit of its own."""
+    """Make each layer, each of *parts* and the rest a unit of its own."""
 
     def wrap(model):
         from torch.distributed.fsdp import fully_shard
@@ -43,7 +43,7 @@ def fsdp(model):
 
 
 def parallel_head(model):
-    """As transformers' tensor parallelism: each process has a part of the vocabulary."""
+    """Give each process a part of the vocabulary, as transformers' tensor parallelism does."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -64,12 +64,13 @@ WRAPS = {
     "fully_shard, in bfloat16": (in_bfloat16, FUSED, FUSED),
     "FSDP": (fsdp, FUSED, LEFT_ALONE),
 }
-"""How a model is wrapped, and the calls of its head in two steps where it is fused before and after."""
+"""How to wrap a model, and the calls of its head in two steps if it is fused before and after wrapping."""
 
 
 def steps(model, name):
-    """Two steps: the losses, and this rank's part of every gradient. Ranks have data of their own, unless they share
-    the work on the same.
+    """The losses of two steps, and this rank's part of every gradient.
+
+    Each rank has its own data, unless the ranks share the work on the same data.
     """
     losses, last = [], None
     for number in range(2):

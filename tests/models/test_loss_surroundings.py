@@ -1,4 +1,4 @@
-"""What surrounds the loss of a model in training: wrappers, hooks, adapters, compilers. Fused it is as unfused."""
+"""The loss amid wrappers, hooks, adapters and compilers: training gives the same fused as unfused."""
 
 import copy
 import functools
@@ -139,7 +139,7 @@ def around_the_model(reentrant, read):
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_whole_model_may_be_checkpointed(kernel, reentrant, read):
     real = {"square": 1 if reentrant else 2} if read else {}
-    # Reentrant, the first run records no gradients, and the original computes it.
+    # The first run of a reentrant checkpoint records no gradients, so the original computes it.
     assert_step(kernel, language_model, around_the_model(reentrant, read), (1, real, 1) if reentrant else (2, real, 0))
 
 
@@ -199,7 +199,7 @@ def test_lora_on_the_head_is_declined_for_a_reason_that_says_what_to_do(kernel):
     assert not applied.report.fused
     (why,) = {entry.why_not for entry in applied.report.left_alone}
     assert "lm_head, is a peft.tuners.lora.layer.Linear" in why
-    assert "adapters and quantisation, if that is one, have to leave the head out" in why
+    assert "if an adapter or quantisation replaced the head, leave the head out of it" in why
     assert_same(step(model), true, loss=0, gradient=0)
 
 
@@ -213,7 +213,7 @@ def test_lora_on_a_head_that_was_fused_is_right(kernel):
         model, peft.LoraConfig(r=2, target_modules=["q_proj", "lm_head"], init_lora_weights=False)
     )
     assert_same(step(wrapped), true)
-    # What the adapter adds is no vector.
+    # Lazy logits note an added vector, but the adapter adds a tensor of their shape.
     assert told(applied) == (1, {"add": 1}, 0)
 
 
@@ -508,7 +508,7 @@ def test_a_replica_of_data_parallel_runs_the_original(kernel):
 
 
 class Gathered:
-    """As ZeRO-3: a parameter is empty but in the calls of its module, forward and backward."""
+    """Imitates ZeRO-3: a parameter is empty except during forward and backward of its module."""
 
     def __init__(self, module):
         self.weight, self.whole = module.weight, module.weight.detach().clone()

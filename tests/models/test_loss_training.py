@@ -1,4 +1,4 @@
-"""Training for twenty steps, in the ways in which the Trainer of transformers calls a model: fused as unfused."""
+"""Twenty steps of training, with the calls that transformers' Trainer makes, give the same fused as unfused."""
 
 import copy
 
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 STEPS, PARTS = 20, 2
 IGNORED = 7
-"""The step whose second microbatch has no label that counts."""
+"""The step whose second microbatch has only ignored labels."""
 
 MODELS = {
     "qwen3": BASE | HEAD,
@@ -36,7 +36,7 @@ def build(model_type):
 
 
 def batch(step, part):
-    """Tokens and labels; those of a prompt are ignored, and in one microbatch all are."""
+    """Tokens and labels. The labels of a prompt are ignored, and in one microbatch all labels are."""
     ids = torch.randint(3, BASE["vocab_size"], (3, 11), generator=torch.Generator().manual_seed(PARTS * step + part))
     labels = ids.clone()
     labels[0, : 2 + 5 * part] = -100
@@ -46,7 +46,7 @@ def batch(step, part):
 
 
 def called(way, ids, labels, count):
-    """The arguments of a call, as the Trainer of *way* makes them; *count* are the labels of all microbatches."""
+    """The arguments of a call in the given *way*. *count* is the number of labels that count in all microbatches."""
     given = {"input_ids": ids, "labels": labels}
     if way == "alone":
         return given
@@ -57,11 +57,11 @@ def called(way, ids, labels, count):
 
 
 def train(model, way, seen=lambda output: None):
-    """The loss of each step, and the parameters after the last."""
+    """Train *model*; return the loss of each step, and the final parameters."""
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.2), []
     for step in range(STEPS):
         parts = [batch(step, part) for part in range(PARTS)]
-        # Alone, a mean over no labels is 0 / 0, unfused as well.
+        # With "alone", the mean over no labels would be 0 / 0, unfused as well.
         parts = parts[: 1 if way == "alone" and step == IGNORED else PARTS]
         count = sum((labels[..., 1:] != -100).sum() for _, labels in parts)
         optimizer.zero_grad()
@@ -90,7 +90,7 @@ def test_twenty_steps_are_those_of_the_unfused_model(kernel, name, way):
     with apply(kernel, model) as applied:
         losses, parameters = train(model, way)
         assert told(applied) == (PARTS * STEPS - (way == "alone"), {}, 0)
-    # Under autocast the kernel need not round what the model rounds, and twenty steps add that up.
+    # Under autocast the kernel may round less than the model does, and the differences add up over twenty steps.
     loss, moved = (2e-2, 5e-2) if way == "autocast" else (1e-5, 1e-4)
     torch.testing.assert_close(losses, true, rtol=loss, atol=0)
     for key, value in ended.items():

@@ -1,4 +1,4 @@
-"""Whole mixture-of-experts models of transformers: fused, they compute what they computed before."""
+"""Whole mixture-of-experts models of transformers compute the same fused as before."""
 
 import copy
 
@@ -15,13 +15,13 @@ from fuseplug_moe.kernels import InductorMoEKernel
 def manager():
     manager = KernelManager(environ={"FUSEPLUG_KERNELS": InductorMoEKernel.kernel_id})
     if not any(record.kernel for record in manager.kernels()):
-        manager = KernelManager(environ={})  # it runs from its sources
+        manager = KernelManager(environ={})  # the kernel is not installed, and runs from its sources
         manager.register(InductorMoEKernel)
     return manager
 
 
 def misrouted(implementation, number, *, parallel):
-    """Six experts, and a call of which every second row goes to expert *number*."""
+    """Six experts, and the arguments of a call that sends every second row to expert *number*."""
     experts = build("mixtral", {}).layers[0].mlp.experts
     experts.config._experts_implementation = implementation
     experts._is_expert_parallel = parallel
@@ -31,7 +31,7 @@ def misrouted(implementation, number, *, parallel):
 
 
 def outcome(experts, arguments):
-    """What the call returns, or the class of what it raises."""
+    """The result of the call, or the name of the error that it raises."""
     try:
         return experts(*arguments)
     except Exception as error:
@@ -105,7 +105,7 @@ class TestImplementations:
         found = outcome(experts, arguments)
         if isinstance(want, str) or isinstance(found, str):
             assert found == want
-        elif implementation != "grouped_mm":  # which leaves such rows as memory was
+        elif implementation != "grouped_mm":  # grouped_mm leaves such rows unwritten
             assert torch.equal(found, want)
 
     def test_the_experts_may_be_shared_out_afterwards(self, manager):

@@ -1,4 +1,4 @@
-"""Mixtures of experts as mixed precision trains them: under autocast the kernel computes, and what the original did."""
+"""Mixtures of experts under autocast: the kernel computes the calls, with the numbers of the original."""
 
 import copy
 
@@ -17,8 +17,9 @@ pytestmark = pytest.mark.usefixtures("checked_once", "small_checks")
 HALVES = (torch.bfloat16, torch.float16)
 FIVE = transformers.__version__ >= "5"
 ORIGINAL = () if FIVE else ("deepseek_v2", "deepseek_v3", "dots1", "glm4_moe")
-"""Their experts get rows in float32 and weights in a half there, for which their own code raises without autocast. So
-there is nothing to check a kernel against, and the original computes these calls.
+"""Models whose experts, before transformers 5, get rows in float32 and weights in a half precision. Without autocast,
+their own code raises for these dtypes. So there is nothing to check a kernel against, and the original computes the
+calls.
 """
 
 
@@ -33,7 +34,7 @@ def qwen():
 
 
 def assert_close(found, unfused, exact):
-    """*found* may be from *unfused* by what autocast itself moves that from *exact*, and by roundings in float32."""
+    """*found* may differ from *unfused* as much as autocast moves *unfused* from *exact*, and by float32 roundings."""
     assert found.keys() == unfused.keys()
     for name, value in unfused.items():
         assert found[name].dtype == value.dtype, name
@@ -42,7 +43,7 @@ def assert_close(found, unfused, exact):
 
 
 def counted(applied):
-    """The calls of kernels and of originals."""
+    """The numbers of calls that kernels and originals computed."""
     return tuple(sum(getattr(calls, name) for calls in applied.calls()) for name in ("fused", "original"))
 
 
@@ -70,7 +71,7 @@ def test_every_call_is_the_kernels_and_numbers_are_the_originals(manager, model_
 
 
 def outcome(module, *arguments):
-    """The results, and the gradients of everything."""
+    """The results, and the gradients of all arguments and parameters."""
     arguments = [each.detach().clone() for each in arguments]
     arguments = [each.requires_grad_(each.is_floating_point()) for each in arguments]
     module.zero_grad()
@@ -102,7 +103,7 @@ def test_experts_in_a_list_are_multiplied_in_the_dtype_of_autocast(manager, dtyp
         fused = outcome(block, x)
     assert counted(applied) == (1, 0), applied.report
     assert_close(fused, unfused, exact)
-    # In the narrow dtype, not more exactly: or experts would take longer than without Fuseplug.
+    # The kernel must multiply in the narrow dtype, or experts would take longer than without Fuseplug.
     assert not torch.equal(fused["result 0"], outcome(block, x)["result 0"])
 
 
@@ -117,14 +118,14 @@ def test_gradients_have_the_dtypes_of_what_they_are_of(manager, routing):
     assert counted(applied) == (1, 0), applied.report
     assert [found[f"argument {at}"].dtype for at in (0, 2)] == [torch.float32, routing]
     for name, value in plain.items():
-        # A rounding of the gradient of the routing weights; all else is computed in float32.
+        # The gradient of the routing weights is rounded once. Everything else is computed in float32.
         eps = 2e-5 if value.dtype is torch.float32 else torch.finfo(routing).eps
         torch.testing.assert_close(found[name], value, rtol=0, atol=eps * value.abs().max().item())
 
 
 @thorough
 class TestSurroundings:
-    """Where autocast begins and ends makes no difference."""
+    """It makes no difference where autocast begins and ends."""
 
     def test_it_may_be_on_while_the_kernels_are_applied(self, manager, qwen):
         with torch.autocast("cpu", torch.bfloat16):
@@ -166,7 +167,7 @@ class TestSurroundings:
         applied = manager.apply_all(qwen)
         qwen.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         fused = step(qwen, torch.bfloat16)
-        assert counted(applied) == (number_fused(applied), 0)  # running again stops within the experts
+        assert counted(applied) == (number_fused(applied), 0)  # the forward stops within the experts when it runs again
         assert_close(fused, unfused, exact)
 
     def test_a_half_model_under_autocast_to_the_other_half_has_its_own_numbers(self, manager, qwen):

@@ -1,4 +1,4 @@
-"""Gradients of gradients through what Inductor compiled, in every dtype, and several at once: those of the original."""
+"""Second derivatives of Inductor's programs, in every dtype and several at once, are those of the original."""
 
 import functools
 import itertools
@@ -30,12 +30,12 @@ pytestmark = pytest.mark.skipif(
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDINGS = 16
-"""As for a mixture, the longest chain of docs/tolerances.md: what is compared is a derivative of a derivative."""
+"""As for a mixture, the longest chain in docs/tolerances.md, because second derivatives are compared."""
 
 
 @pytest.fixture
 def started(everything_compiled, monkeypatch):
-    """The programs that are started."""
+    """The programs that were started."""
     programs, call = [], Program.__call__
 
     def counted(self, *tensors):
@@ -76,7 +76,7 @@ def normed(variant):
     )
 
 
-# For each op: a scalar of what a function computes, that function compiled and as it is defined, and its tensors.
+# For each op: a scalar of a function's results, the compiled function and its reference, and its tensors.
 OPS = {
     **{f"rmsnorm, {variant}": normed(variant) for variant in ("llama", "gemma", "cast-last", "gated-silu")},
     "swiglu": (
@@ -108,13 +108,13 @@ def penalty(scalar, tensors, wanted):
     leaves = {name: t.detach().clone().requires_grad_(name in wanted) for name, t in tensors.items()}
     of = [leaves[name] for name in wanted]
     first = torch.autograd.grad(scalar(**leaves), of, create_graph=True)
-    # Scaled, so that no square of a gradient in float16 is infinite, and rounded only where the first derivative is.
+    # Scaled, so that no square of a float16 gradient is infinite, and in float64, so that only the derivatives round.
     total = sum((g.double() / 16).square().sum() for g in first)
     return torch.autograd.grad(total, of, allow_unused=True)
 
 
 def assert_as_right(found, original, truth, dtype):
-    """Within what docs/tolerances.md allows a kernel, by tensor: a row's second derivative sums over all others."""
+    """Compare by tensor, within docs/tolerances.md: the second derivative of a row sums over all other rows."""
     for one, other, true in zip(found, original, truth, strict=True):
         assert (one is None) == (other is None)
         if one is None:
@@ -140,7 +140,7 @@ def test_a_penalty_on_gradients_has_the_gradients_of_the_original(started, op, d
 
 @pytest.mark.parametrize("op", OPS)
 def test_several_gradients_at_once_are_those_of_one_after_the_other(op):
-    """As ``jacobian(vectorize=True)`` asks for them: a batch of gradients has no memory that a program could read."""
+    """``jacobian(vectorize=True)`` asks for a batch of gradients, which has no memory that a program could read."""
     scalar, (fused, _), make = OPS[op]
     leaves = {name: t.requires_grad_() for name, t in make().items()}
     total, upstream = scalar(fused, **leaves), torch.tensor([1.0, -0.5, 2.0])
@@ -173,7 +173,7 @@ def test_what_else_differentiates_twice(started, dtype):
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_under_checkpointing(started, use_reentrant):
-    """A backward that begins another one, as a reentrant checkpoint's, cannot be differentiated again by torch."""
+    """A backward that starts another, as that of a reentrant checkpoint does, cannot be differentiated by torch."""
     tensors = {"x": some(6, 32).bfloat16(), "weight": some(32, seed=1).bfloat16()}
 
     def scalar(function, x, weight):
@@ -196,7 +196,7 @@ def test_under_checkpointing(started, use_reentrant):
 
 
 def test_what_is_written_into_an_input_meanwhile_changes_nothing(started):
-    """In half precision the original keeps a float32 copy of its input."""
+    """In half precision, the original keeps a float32 copy of its input."""
     found = []
     for overwritten in (False, True):
         leaf, weight = (t.bfloat16().requires_grad_() for t in (some(6, 32), some(32, seed=1)))
@@ -212,14 +212,14 @@ def test_what_is_written_into_an_input_meanwhile_changes_nothing(started):
 
 
 def test_under_autocast(started):
-    """What computes a gradient again computes it in the dtypes of the forward, which knew nothing of autocast."""
+    """A gradient is computed again in the dtypes of the forward, which ignored autocast."""
     found = []
     for enabled in (False, True):
         leaves = {name: t.requires_grad_() for name, t in experts().items()}
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             total = mixture(moe.moe, **leaves)
             first = torch.autograd.grad(total, [*leaves.values()], create_graph=True)
-        # Outside: a backward that begins under autocast computes by its rules, whoever computed the forward.
+        # Outside autocast: a backward that starts under autocast follows its rules, whoever computed the forward.
         found.append(torch.autograd.grad(sum(g.square().sum() for g in first), [*leaves.values()]))
     assert all(map(torch.equal, *found))
     assert started
@@ -229,11 +229,11 @@ def test_under_autocast(started):
 @pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
 @pytest.mark.parametrize(("name", "dtype"), itertools.product(("llama", "qwen3_moe"), DTYPES), ids=str)
 def test_a_gradient_penalty_trains_a_model_as_it_does_unfused(started, name, dtype, frozen):
-    """All ops are fused; with frozen norms too, of whose weights no gradient is wanted."""
+    """All ops are fused, also if the norms are frozen, so that their weights need no gradients."""
     one_layer = {"num_hidden_layers": 1, "attn_implementation": "eager"}  # flash attention has no second derivative
     model, wide = build(name, dtype, **one_layer), build(name, dtype, **one_layer).double()
     for plain in (model, wide):
-        if hasattr(plain, "set_experts_implementation"):  # the usual one computes nothing in float64
+        if hasattr(plain, "set_experts_implementation"):  # the default one does not support float64
             plain.set_experts_implementation("eager")
     if frozen:
         for parameter in (p for m in (model, wide) for n, p in m.named_parameters() if "norm" in n):
@@ -252,8 +252,8 @@ def test_a_gradient_penalty_trains_a_model_as_it_does_unfused(started, name, dty
 def gradient_penalty(model):
     """The gradients of a loss with a penalty on its gradient at the embeddings."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    ids = torch.arange(3, 19).reshape(2, 8)  # none is padding, whose row is zero
-    # Rows of about one: of smaller ones the second derivative of a norm is infinite in float16, unfused as well.
+    ids = torch.arange(3, 19).reshape(2, 8)  # no padding, because its row of the embedding is zero
+    # Rows of about 1. For smaller rows, the second derivative of a norm is infinite in float16, unfused as well.
     embedded = 64 * model.get_input_embeddings()(ids)
     total = model(inputs_embeds=embedded, labels=ids).loss
     (first,) = torch.autograd.grad(total, embedded, create_graph=True)

@@ -1,4 +1,4 @@
-"""The gated MLPs of transformers: they are found to be what they are, and compute the same with what others put on."""
+"""The gated MLPs of transformers are recognised, and compute the same with adapters and hooks of others."""
 
 import importlib
 import types
@@ -46,7 +46,7 @@ CONFIG = {
     "mlp_dropout": 0.1,
     "dtype": torch.float32,
 }
-# model, class, arguments after the config, what differs in the config, the variant
+# model, class, arguments after the config, differences of the config, variant
 TRAPS = [
     ("beam", "BeamMLP", {}, {}, "silu wide"),
     ("bitnet", "BitNetMLP", {}, {"hidden_act": "relu2"}, "relu2"),
@@ -74,7 +74,7 @@ TRAPS = [
     ("llama", "LlamaMLP", {}, {"hidden_act": "swish"}, "silu"),
     ("llama", "LlamaMLP", {}, {"hidden_act": "quick_gelu"}, "quick_gelu"),
     ("llama", "LlamaMLP", {}, {"hidden_act": "gelu_fast"}, "gelu_fast"),
-    ("llama", "LlamaMLP", {}, {"hidden_act": "gelu_python"}, None),  # a method that an instance keeps is not read
+    ("llama", "LlamaMLP", {}, {"hidden_act": "gelu_python"}, None),  # a method kept as an attribute is not read
     ("llama", "LlamaMLP", {}, {"hidden_act": "gelu_pytorch_tanh", "mlp_bias": True}, "gelu_tanh"),
     ("llama", "LlamaMLP", {}, {"hidden_act": "mish"}, None),
     ("llama", "LlamaMLP", {}, {"hidden_act": "gelu_10"}, None),
@@ -89,7 +89,7 @@ EXPLAINED = ("Zamba2", "DiffusionGemma")
 
 
 class Referring(SwiGLUKernel):
-    """Runs the reference, so that nothing is compiled, and nothing has to be checked."""
+    """Runs the reference, so that nothing is compiled, and nothing needs to be checked."""
 
     kernel_id = "reference_swiglu"
     function = "fuseplug_swiglu.reference:swiglu"
@@ -119,7 +119,7 @@ def step(model):
 
 
 def way(model, name, arguments, differs, variant):
-    """Whether the report says more than that it is unlike. Of each variant tests/swiglu has a specimen."""
+    """What the first half must cover: reports with and without an explanation. tests/swiglu covers the variants."""
     return [name.startswith(EXPLAINED)]
 
 
@@ -132,7 +132,7 @@ def test_what_looks_alike_is_told_apart(manager, model, name, arguments, differs
     config = types.SimpleNamespace(**CONFIG | differs)
     module = cls(config, **arguments)
     if differs == {"hidden_act": "gelu_python"} and transformers.__version__ < "5":
-        variant = None  # there, the activation holds a method of its own as an attribute, which is not read
+        variant = None  # there, the activation keeps a method as an attribute, and such a method is not read
     report = manager.plan(module, verify=False).report
     assert [entry.variant for entry in report.fused] == ([variant] if variant else []), report
     if name.startswith(EXPLAINED):
@@ -154,7 +154,7 @@ def test_what_is_kept_in_float32_stays_so(manager):
 class TestPeft:
     @pytest.fixture(params=["before", "after"])
     def fused(self, request, manager):
-        """A model with LoRA on its MLPs, put on before it is fused or after, and the step it takes unfused."""
+        """A fused model with LoRA on its MLPs, added before or after it was fused, and its manager."""
         peft = pytest.importorskip("peft")
         model = build("llama", SMALL)
         if request.param == "after":
@@ -163,7 +163,7 @@ class TestPeft:
         torch.manual_seed(1)
         wrapped = peft.get_peft_model(model, config)
         for name, parameter in wrapped.named_parameters():
-            if "lora_B" in name:  # zero at first, which would hide the adapter
+            if "lora_B" in name:  # initially zero, which would hide the adapter
                 nn.init.normal_(parameter)
         if request.param == "before":
             manager.apply_all(model, verify=False)
@@ -196,7 +196,7 @@ def test_hooks_of_accelerate_move_what_they_must(manager):
         hooks.add_hook_to_module(module, Counting())
     hooks.add_hook_to_module(model.layers[1].mlp, Counting())
     assert torch.equal(step(model)["output"], before)
-    # The hook on the activation brings the original back there; elsewhere the MLP itself is called, and fused.
+    # The hook on an activation brings back the original of that MLP. A hook on an MLP leaves it fused.
     hooked = ["Linear", "SiLUActivation", "Linear", "Linear"]
     assert [type(module).__name__ for module in calls] == [*hooked, "LlamaMLP"]
     manager.undo(model)

@@ -1,4 +1,4 @@
-"""What the tests of ``fuseplug run`` share: processes, and a kernel that compiles nothing."""
+"""Fixtures for the tests of ``fuseplug run``: processes, and a kernel that compiles nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PlainNorms(RMSNormKernel):
     kernel_id: ClassVar[str] = "plain_rmsnorm"
     function: ClassVar[str] = "fuseplug_rmsnorm.reference:rms_norm"
 """
-"""The reference as a kernel."""
+"""A kernel whose function is the reference."""
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def environ(site):
 
 @pytest.fixture
 def python(environ):
-    """Run Python as a child of ``fuseplug run`` is run: ``python(*args, options=…, **variables)``."""
+    """Run Python like a child of ``fuseplug run``: ``python(*args, options=…, **variables)``."""
 
     def run(*args, options=None, **variables):
         env = injected(environ, options or RunOptions()) | variables

@@ -1,4 +1,4 @@
-"""Which models a process fuses, when, and what it says of them."""
+"""Which models a process fuses, when, and what it logs about them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("checked_once")
 
 @pytest.fixture(autouse=True)
 def said():
-    """What is logged."""
+    """The log: levels and messages."""
     lines = []
 
     class Listing(logging.Handler):
@@ -86,7 +86,7 @@ def test_what_is_not_trained_is_left_alone(fusing, manager, said):
     fusing.fuse(model)
     assert not is_fused(manager, model)
     assert said == []
-    model.layers[0].requires_grad_(True)  # as an adapter
+    model.layers[0].requires_grad_(True)  # like an adapter of PEFT
     fusing.fuse(model)
     assert len(manager.applied_to(model).report.fused) == 5
 
@@ -292,7 +292,7 @@ class Accelerator:
 
 @pytest.fixture
 def used_by_moments(monkeypatch):
-    """Have the wrapped functions use a `Fusing`, and accelerate not in use: an earlier test may have used it."""
+    """Give the wrapped functions a `Fusing`, with accelerate not in use, because an earlier test may have used it."""
 
     def use(fusing):
         monkeypatch.setitem(sys.modules, "accelerate.state", SimpleNamespace(is_initialized=lambda: False))
@@ -309,7 +309,7 @@ def used(used_by_moments, fusing):
 
 @pytest.fixture
 def transformers(monkeypatch):
-    """Have the functions wrapped that are once transformers is imported; its model class."""
+    """Wrap the functions that are wrapped once transformers is imported, and return its model class."""
     monkeypatch.setattr(nn.DataParallel, "__init__", nn.DataParallel.__init__)
     monkeypatch.setattr(torch, "compile", torch.compile)
 
@@ -360,7 +360,7 @@ def test_for_inference_models_are_fused_that_are_prepared_for_evaluation_or_comp
 def test_the_kernel_config_of_llama_factory_chooses_among_our_kernels(
     used_by_moments, make, said, name, options, chosen, used
 ):
-    class Registry(KernelPlugin):  # of the same form as theirs
+    class Registry(KernelPlugin):  # of the same form as LLaMA-Factory's
         _functions: ClassVar = {"auto": lambda **_: pytest.fail("LLaMA-Factory's own kernels were applied")}
 
     manager = manager_of(kernels.NormKernel, kernels.variant_of(kernels.NormKernel, kernel_id="other", priority=9))
@@ -372,7 +372,7 @@ def test_the_kernel_config_of_llama_factory_chooses_among_our_kernels(
     for model, kernel_id in ((whole, used), (other, "other")):
         fusing.fuse(model)
         assert {entry.kernel_id for entry in manager.applied_to(model).report.fused} == {kernel_id}
-    assert said[0][1].startswith("LLaMA-Factory's kernel_config chooses kernels of Fuseplug, and")
+    assert said[0][1].startswith("LLaMA-Factory's kernel_config chooses Fuseplug's kernels, and")
 
 
 @pytest.mark.parametrize("initialised", [False, True])
@@ -425,8 +425,8 @@ def test_a_process_that_trained_nothing_says_so_when_it_ends(fusing, said):
     assert said == []
     fusing.watch(model)
     fusing.ended()
-    untrained = 'no model was trained (with "--mode inference", models are fused that are only called)'
-    assert said == [("INFO", f"nothing was fused: {untrained}; made were: Toy")]
+    untrained = 'no model was trained ("--mode inference" fuses models that are only called)'
+    assert said == [("INFO", f"nothing was fused: {untrained}; models that were made: Toy")]
     said.clear()
     model(inputs())
     fusing.watch(Toy())
@@ -440,7 +440,7 @@ def test_a_process_that_served_nothing_says_so_when_it_ends(make, said):
     model(inputs())
     fusing.ended()
     why = "no model in memory was called without gradients, outside of a compiler"
-    assert said == [("INFO", f"nothing was fused: {why}; made were: Toy")]
+    assert said == [("INFO", f"nothing was fused: {why}; models that were made: Toy")]
 
 
 class TestFirstCalls:
@@ -455,7 +455,7 @@ class TestFirstCalls:
     def test_a_kernel_that_is_not_reached_is_said_once_after_ten(self, fusing, warned):
         model = Toy()
         fusing.fuse(model)
-        del model.layers[0].norm1.forward  # as whoever takes it off
+        del model.layers[0].norm1.forward  # somebody takes the replacement off
         self.trained(model, 9)
         assert warned() == []
         self.trained(model, 11)
@@ -469,7 +469,7 @@ class TestFirstCalls:
         fusing.fuse(model)
         self.trained(model, 12)
         fusing.ended()
-        assert [line for _, line in said][1:] == ["5 of 5 fused targets had no call that is large enough to gain"]
+        assert [line for _, line in said][1:] == ["5 of 5 fused targets had no call large enough to gain"]
 
     def test_where_all_are_reached_nothing_is_said(self, fusing, warned):
         model = Toy()

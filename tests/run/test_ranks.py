@@ -1,4 +1,4 @@
-"""Ranks fuse the same or nothing, whoever comes first, and whoever does not come."""
+"""Ranks fuse the same or nothing, whichever comes first, and even if one does not come."""
 
 import contextlib
 import datetime
@@ -16,7 +16,7 @@ ROWS = ["model.norm forward: k, llama", "model.mlp forward: g, silu"]
 
 
 class Impatient:
-    """A store in which nobody may wait in vain."""
+    """A store that raises if somebody waits in vain."""
 
     def __init__(self, store):
         self.set, self._store = store.set, store
@@ -30,7 +30,7 @@ class Impatient:
 
 @pytest.fixture
 def ranks():
-    """``ranks(count, key)``: that many, in one process."""
+    """``ranks(count, key)`` makes *count* ranks in one process."""
     hashed = distributed.HashStore()
 
     def make(count=3, key="fuseplug/0", patience=30.0, environs=None, store=hashed):
@@ -110,7 +110,7 @@ def test_local_rank_0_is_first_on_each_machine(ranks, fails):
 
 def test_ranks_without_a_local_one_compile_at_once(ranks):
     (rank, *_) = ranks(2, environs=[{"LOCAL_RANK": "1"}, {"LOCAL_RANK": "0"}], patience=0.1)
-    with rank.compiling_first():  # the other does not come
+    with rank.compiling_first():  # the other rank does not come
         pass
     (rank, *_) = ranks(2, key="fuseplug/1")
     with rank.compiling_first():

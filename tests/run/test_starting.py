@@ -1,4 +1,4 @@
-"""Each Python that a command starts waits for what it will wrap, and is otherwise as it would be."""
+"""Each Python that a command starts waits for the modules to wrap, and is otherwise unchanged."""
 
 import importlib.util
 import json
@@ -91,7 +91,7 @@ def test_a_python_without_fuseplug_says_so(python, site, strict):
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "accelerator.py").write_text("VALUE = 1")
-    (site / "fuseplug_tools.py").write_text("")  # in the place of ours
+    (site / "fuseplug_tools.py").write_text("")  # in place of our package
     code = "import accelerate.accelerator as a; print(a.VALUE, 'exec_module' in vars(a.__loader__))"
     done = python("-c", code, options=RunOptions(strict=strict))
     if strict:

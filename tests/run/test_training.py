@@ -1,4 +1,4 @@
-"""Training scripts under ``fuseplug run``, in processes of their own: the same losses, by kernels."""
+"""Training scripts under ``fuseplug run``, in their own processes: kernels compute the same losses."""
 
 import json
 import runpy
@@ -32,7 +32,7 @@ def test_a_script_serves_fused_and_unchanged(fuseplug_run):
     command = ("--", sys.executable, SCRIPT, "generate,generate_batch")
     done = fuseplug_run("--mode", "inference", *command)
     fused = losses(done)
-    unfused = losses(fuseplug_run(*command))  # for training: nothing is trained
+    unfused = losses(fuseplug_run(*command))  # for training, so nothing is fused
     assert {each["calls"] for each in unfused.values()} == {0}
     assert fused == {way: {**each, "calls": SITES * STEPS} for way, each in unfused.items()}
     assert done.stderr.count("fuseplug: LlamaForCausalLM: 5 of 5 targets fused for inference on cpu; ") == 1
@@ -50,7 +50,7 @@ def test_a_script_trains_fused_and_unchanged(fuseplug_run, tmp_path, ways, model
     fused = losses(done)
     unfused = losses(fuseplug_run(*command, FUSEPLUG_AUTO="off"))
     assert {each["calls"] for each in unfused.values()} == {0}
-    # The fused norm is the reference, which has the bits of the original.
+    # The fused norm is the reference, which computes the bits of the original.
     assert {way: each["losses"] for way, each in fused.items()} == {w: each["losses"] for w, each in unfused.items()}
     assert {way: each["calls"] for way, each in fused.items()} == dict.fromkeys(fused, SITES * STEPS)
     lines = [line for line in done.stderr.splitlines() if line.startswith("fuseplug: ")]

@@ -1,6 +1,6 @@
-"""Trains or serves a small model in the way that is asked for, as a user would.
+"""Trains or serves a small model in the given way, as a user would.
 
-Prints the losses, or the tokens, and the calls of kernels.
+Prints the losses or the tokens, and the number of calls of kernels.
 """
 
 import json
@@ -78,7 +78,7 @@ def sharded(wrap):
     distributed.init_process_group("gloo")
     model = build()
     wrapped = wrap(model)
-    return model, loop(wrapped, wrapped.parameters())  # what wraps goes first, as in `launched`
+    return model, loop(wrapped, wrapped.parameters())  # so that the wrapper is freed first, as in `launched`
 
 
 def fsdp2(model):
@@ -104,7 +104,7 @@ def ddp(model):
 
 
 def launched():
-    """What ``accelerate launch`` says in the environment, FSDP included, is what `Accelerator` does."""
+    """Train with an `Accelerator`, which obeys the environment of ``accelerate launch``, FSDP included."""
     from accelerate import Accelerator
 
     sys.path.append(str(Path(__file__).parents[1]))
@@ -122,8 +122,8 @@ def launched():
         optimizer.zero_grad()
         losses.append(loss.item())
     wrapped, parameter = type(prepared).__name__, type(next(prepared.parameters())).__name__
-    # What wraps goes before its process group. The last to hold the group waits for gloo's threads. DDP keeps the GIL
-    # meanwhile, which such a thread may want (pytorch#56297): both wait for ever.
+    # The wrapper is freed before its process group, because the last holder of the group waits for gloo's threads. DDP
+    # would keep the GIL meanwhile, and such a thread may want it (pytorch#56297), so both would wait for ever.
     prepared, optimizer = accelerator.free_memory(prepared, optimizer)
     accelerator.end_training()
     return {**told(model, losses), "wrapped": wrapped, "parameter": parameter}

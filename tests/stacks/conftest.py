@@ -1,4 +1,4 @@
-"""No test here starts from what another test's Trainer was asked for."""
+"""Keeps the options of one test's Trainer from the next test."""
 
 import os
 from unittest import mock
@@ -9,7 +9,7 @@ from support.fixtures import checked_once, examined_once  # noqa: F401 - pytest 
 
 @pytest.fixture(autouse=True)
 def environment():
-    """transformers 4.57 puts what a Trainer is asked for, bfloat16 for example, into the environment of the process."""
+    """Restore the environment: transformers 4.57 puts options of a Trainer into it, such as bfloat16."""
     with mock.patch.dict(os.environ):
         for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
             del os.environ[name]

@@ -1,7 +1,7 @@
-"""Commands as people have them, under ``fuseplug run``: 20 steps unfused and fused, in scripts that say nothing of it.
+"""Users' commands under ``fuseplug run``: 20 steps unfused and fused, in scripts that do not mention Fuseplug.
 
-The kernels are the compiled ones, and the calls large enough for them. tests/run has the same with a kernel whose bits
-are the original's.
+The kernels are the compiled ones, and the calls are large enough for them. tests/run has the same with a kernel that
+computes the original's bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fuseplug_tools.run.command import INJECTED
 
 pytestmark = [
     pytest.mark.thorough,
-    pytest.mark.xdist_group("commands"),  # what one has compiled, the next finds
+    pytest.mark.xdist_group("commands"),  # each finds the programs that an earlier one compiled
 ]
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -32,10 +32,10 @@ FOR_LLAMAFACTORY = ("llamafactory", "omegaconf", "torchdata", "datasets")
 STEPS = 20
 NORMS, ROTATIONS, MLPS = 5, 2, 2
 ONCE = NORMS + ROTATIONS + MLPS
-# What a checkpointed layer computes again ends at the last result that is missing: its MLP's input.
+# A checkpointed layer is computed again up to the last missing result: its MLP's input.
 CHECKPOINTED = ONCE + 2 * 2 + ROTATIONS
-HEAD = 1  # TRL's
-# A reentrant checkpoint computes whole layers again; the last norm is in none.
+HEAD = 1  # TRL's own head
+# A reentrant checkpoint computes whole layers again. The last norm is in no layer.
 REENTRANT = 2 * ONCE - 1
 
 RECORDING = """
@@ -43,21 +43,21 @@ import json, os, sys
 with open(os.path.join(os.environ["STARTED"], str(os.getpid())), "w") as file:
     json.dump(["FUSEPLUG_RUN" in os.environ, sys.path, sorted(sys.modules)], file)
 """
-"""The user's own sitecustomize, which notes of every Python that is started what is in it. The command has the number
-of ``fuseplug run``, which becomes it."""
+"""The user's own sitecustomize. It records the state of every Python that starts, in a file with the process's number.
+``fuseplug run`` becomes the command, so both have one number."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What is run, and what is expected of it.
+    """A command, and what is expected of it.
 
     Attributes:
-        line: Makes the command line, of the model's folder and the one to write into.
+        line: Makes the command line from the folder of the model and the folder for the output.
         calls: How many calls the kernels compute in one step.
-        trained: The class that is fused.
-        needs: The modules without which it does not start.
+        trained: The class of the model that is fused.
+        needs: The modules that the command needs.
         log: The file with the losses.
-        says: How the lines begin that are said before the one of the model.
+        says: The beginnings of the lines that are logged before the line about the model.
     """
 
     line: object
@@ -94,9 +94,9 @@ def llamafactory(model, out):
 
 
 def llamafactory_with_kernels(model, out):
-    """Of its own kernels none is for CPUs. With those for NPUs, in host memory, the same was run by hand."""
+    """LLaMA-Factory has no kernels for CPUs. This was also run by hand with its kernels for NPUs, in host memory."""
     file, kernels = model / "train.yaml", {"name": "auto", "include_kernels": "auto"}
-    file.write_text(json.dumps({**of_llamafactory(model), "kernel_config": kernels}))  # which is YAML
+    file.write_text(json.dumps({**of_llamafactory(model), "kernel_config": kernels}))  # JSON is YAML, too
     return (LLAMAFACTORY, "train", file, f"output_dir={out}")
 
 
@@ -118,7 +118,7 @@ def swift(model, out):
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
-        "check_model": False,  # it asks a server
+        "check_model": False,  # the check asks a server
     }
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
     return (Path(sys.executable).with_name("swift"), "sft", *words)
@@ -148,7 +148,7 @@ COMMANDS = {
         2 * ONCE,
         needs=FOR_LLAMAFACTORY,
         log="trainer_log.jsonl",
-        says=("LLaMA-Factory's kernel_config chooses kernels of Fuseplug",),
+        says=("LLaMA-Factory's kernel_config chooses Fuseplug's kernels",),
     ),
     "swift sft": Command(
         swift, REENTRANT, needs=("swift", "modelscope", "json_repair", "einops", "aiohttp", "PIL"), log="logging.jsonl"
@@ -168,7 +168,7 @@ def model(tmp_path_factory):
     )
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     number_tokenizer(64).save_pretrained(folder)
-    # With eight of them a call is large enough to be compiled.
+    # Eight texts make a call large enough for a compiled program.
     texts = [" ".join(str(3 + n * k % 61) for k in range(1, 129)) for n in range(3, 43)]
 
     def say(role, text):
@@ -197,8 +197,8 @@ def kept(tmp_path_factory):
 def run(tmp_path, kept):
     """Run a command in a folder of its own.
 
-    ``run(name, how, line)``, where ``line(folder)`` is the command and *how* runs it, returns the folder, what was
-    printed to stderr, and what each Python had when it was started.
+    ``run(name, how, line)``, where ``line(folder)`` is the command and *how* runs it, returns the folder, the text on
+    stderr, and the state of each Python when it started.
     """
     site = tmp_path / "site"
     site.mkdir()
@@ -216,9 +216,9 @@ def run(tmp_path, kept):
             "HF_HUB_OFFLINE": "1",
             "HF_DATASETS_CACHE": str(kept / "datasets"),
             "MODELSCOPE_CACHE": str(kept / "modelscope"),
-            "DISABLE_VERSION_CHECK": "1",  # LLaMA-Factory admits older versions of what it trains with
+            "DISABLE_VERSION_CHECK": "1",  # otherwise LLaMA-Factory insists on older versions of other packages
             "USE_V1": "1",
-            "DS_ACCELERATOR": "cpu",  # where it is installed, TRL imports it
+            "DS_ACCELERATOR": "cpu",  # TRL imports DeepSpeed where it is installed
         }
         done = how(*line(folder / "out"), env=env)
         assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
-"""Context parallelism: two processes have parts of each sequence, which torch's `context_parallel` deals out.
+"""Context parallelism: torch's `context_parallel` deals out parts of each sequence to two processes.
 
 Torch has no ring attention for CPUs: "Operator aten._scaled_dot_product_flash_attention_for_cpu.default does not have a
-sharding strategy registered". The attention here gathers the keys and values instead; all else is as on a GPU.
+sharding strategy registered". So the attention here gathers the keys and values. Everything else is as on a GPU.
 """
 
 import pytest
@@ -23,7 +23,7 @@ TOKENS = torch.arange(32).view(2, 16) * 7 % 57 + 3
 
 
 def everywhere(x, dim):
-    """The parts of *x* that the processes have, one after the other along *dim*."""
+    """The processes' parts of *x*, concatenated along *dim*."""
     from torch.distributed.nn.functional import all_gather
 
     return torch.cat(all_gather(x.contiguous()), dim)
@@ -38,7 +38,7 @@ def gathering_attention(module, query, key, value, _mask, scaling=None, position
 
 
 def step(model, mesh):
-    """This process's positions and logits, and the gradients, added up."""
+    """This process's positions and logits, and the gradients summed over the processes."""
     from torch.distributed.tensor.experimental import context_parallel
 
     model.zero_grad()

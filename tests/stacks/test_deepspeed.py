@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO in two processes: fused before `deepspeed.initialize` and after, whole and split as it is loaded."""
+"""DeepSpeed's ZeRO in two processes: models fused before and after `deepspeed.initialize`, or split while loading."""
 
 import contextlib
 import os
@@ -23,13 +23,13 @@ LEFT_TO_ORIGINALS = {
     "loaded": (("swiglu",), ("moe",)),
     "after": ((), ("swiglu", "moe")),
 }
-"""By ZeRO-3: the ops of the kernels that are then not in use, and of those that are declined."""
+"""For ZeRO-3, by order: the ops of the kernels that are then not in use, and the ops that are left alone."""
 
 
 def settings(stage, low=False):
     zero = {"stage": stage}
     if stage == 3:
-        zero["stage3_param_persistence_threshold"] = 0  # or it keeps small parameters whole, and all of these are small
+        zero["stage3_param_persistence_threshold"] = 0  # or ZeRO-3 keeps small parameters whole, as all here are
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "zero_allow_untested_optimizer": True,
@@ -56,11 +56,11 @@ def made(order, folder):
 
 
 def loaded(folder):
-    """As ``from_pretrained`` splits it, without ever having the whole of it."""
+    """A model that ``from_pretrained`` splits, so that no process ever has all of it."""
     import transformers
     from transformers.integrations import HfDeepSpeedConfig
 
-    asks_for_zero3 = HfDeepSpeedConfig(settings(3))  # noqa: F841 - while it is alive
+    asks_for_zero3 = HfDeepSpeedConfig(settings(3))  # noqa: F841 - works while it is alive
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).train()
     assert all(each.numel() == 0 for each in model.parameters())
     return model
@@ -83,7 +83,7 @@ def losses(engine, after_step=lambda: None):
 
 @contextlib.contextmanager
 def gathered(model, writer=None):
-    """All parameters by name, whole; *writer* is the rank whose changes are kept where they are split."""
+    """All parameters by name, gathered. If they are split, the changes of rank *writer* are kept."""
     import deepspeed
 
     parameters = dict(model.named_parameters())
@@ -104,7 +104,7 @@ def put(model, values):
 
 
 def is_classes_own(model):
-    """Whether all methods of all modules are those of their classes: neither ours nor anybody else's."""
+    """Whether no module has a forward or a call of its own, ours or anybody else's."""
     return not any(name in vars(module) for module in model.modules() for name in ("forward", "__call__"))
 
 
@@ -116,7 +116,7 @@ def check(folder, order, stage, low):
     same_on_all([(entry.paths, str(entry.target), entry.kernel_id, entry.why_not) for entry in applied.report.entries])
     engine = engine or initialized(model, stage, low)
     found, reached = losses(engine, applied.check_in_use), whole(model)
-    # ZeRO-3 changes torch for the whole process: the other engine comes after all that is asked of this one.
+    # ZeRO-3 changes torch for the whole process, so the other engine comes after everything that uses this one.
     unfused = initialized(made(order, folder), stage, low)
     tolerance = {"rtol": 5e-2, "atol": 5e-2} if low else {"rtol": 1e-3, "atol": 1e-5}
     torch.testing.assert_close(found, losses(unfused), **tolerance)
@@ -132,7 +132,7 @@ def check(folder, order, stage, low):
     assert all(hooked in why for why in idle.values())
     if "swiglu" in declined:
         assert hooked in declined["swiglu"]
-    if "moe" in declined:  # it reads torch's linear, which ZeRO-3 has replaced
+    if "moe" in declined:  # experts use torch's linear, which ZeRO-3 has replaced
         assert " of deepspeed." in declined["moe"]
     assert applied.lost == []
     before = sum(calls.fused for calls in applied.calls())
@@ -146,7 +146,7 @@ def check(folder, order, stage, low):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     model, path = build("deepseek_v3"), tmp_path_factory.mktemp("model")
-    model.config.pad_token_id = None  # transformers zeroes its row of an embedding, which ZeRO-3 leaves empty
+    model.config.pad_token_id = None  # transformers would zero its row of the embedding, which is empty under ZeRO-3
     model.save_pretrained(path)
     return str(path)
 
@@ -162,5 +162,5 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_trains_as_unfused_and_says_what_its_hooks_leave_to_the_originals(folder, case):
     pytest.importorskip("deepspeed")
-    # Each in processes of its own, because of what ZeRO-3 changes.
+    # Each case has its own processes, because ZeRO-3 changes torch.
     assert not failures(check, [(folder, *case)])

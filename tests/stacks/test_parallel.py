@@ -1,4 +1,4 @@
-"""Models that transformers shards over two processes as it loads them: tensor and expert parallelism."""
+"""Models that transformers shards over two processes while loading: tensor and expert parallelism."""
 
 import os
 from unittest import mock
@@ -17,17 +17,17 @@ from fuseplug.patching import our_marks
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed"),
-    pytest.mark.xdist_group("parallel"),  # all that is asked is of one run
+    pytest.mark.xdist_group("parallel"),  # all tests ask about one run
 ]
 
 STACKED = transformers.__version__ >= "5"
-"""Whether experts are stacked. In 4.57 they are a list of MLPs, whose parts tensor parallelism hooks."""
+"""Whether experts are stacked. In 4.57 experts are a list of MLPs, and tensor parallelism hooks their parts."""
 
 KERNELS = ["inductor_fused_rmsnorm", "inductor_fused_swiglu", "inductor_fused_rope", "inductor_fused_moe"]
 
 
 def loaded(folder, how):
-    """A model that two processes share."""
+    """A model that is sharded over two processes."""
     from transformers.distributed import DistributedConfig
 
     asked = {"tp_plan": "auto"}
@@ -48,7 +48,7 @@ def step(model):
 
 
 def fused_before(folder, how):
-    """A model that is fused on meta, in the one place from which its layers are wrapped, and what was applied."""
+    """A model that is fused on meta, just before transformers wraps its layers, and the `Applied`."""
     share, found = transformers.PreTrainedModel.maybe_distribute_model, []
 
     def fuse_and_share(model, *args):
@@ -62,7 +62,7 @@ def fused_before(folder, how):
 
 def check(folder, model_type, how, order):
     rank = str(distributed.get_rank())
-    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}  # what 4.57 reads of torchrun
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}  # variables of torchrun, which 4.57 reads
     folder = f"{folder}/{model_type}"
     model = loaded(folder, how)
     want, before = step(model), state_of(model)
@@ -89,7 +89,7 @@ def check(folder, model_type, how, order):
 
 
 CASES = [("qwen3", "tensor", "after"), ("qwen3_moe", "tensor", "after")]
-if STACKED:  # 4.57 wraps a layer while it loads it
+if STACKED:  # 4.57 wraps each layer while loading it
     CASES += [("qwen3_moe", "expert", "after")]
     CASES += [(*case, "before") for *case, _ in CASES]
 

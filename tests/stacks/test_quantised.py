@@ -1,4 +1,4 @@
-"""Models whose weights are quantised, before and after they are fused."""
+"""Models whose weights are quantised before or after they are fused."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def bitsandbytes(name, **options):
 
 ROUNDING = {"rtol": 1e-4, "atol": 1e-5}
 STEP = {"rtol": 1e-2, "atol": 1e-2}
-"""Inputs are quantised, too: what a kernel rounds in another place may become the next of 127 numbers."""
+"""Inputs are quantised, too, so a value that a kernel rounds elsewhere may become the next of 127 numbers."""
 
 WAYS = {
     "torch, int8, dynamic": (torchs, STEP),

@@ -1,4 +1,4 @@
-"""A fused model that somebody exports or transforms with torch.func, all kernels in place."""
+"""Fused models that are exported or transformed with torch.func, with all kernels in place."""
 
 import io
 

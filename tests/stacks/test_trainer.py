@@ -1,4 +1,4 @@
-"""`FuseplugCallback` in transformers' Trainer: it trains what it trains unfused, and the kernels compute it."""
+"""`FuseplugCallback` in transformers' Trainer: training gives the same as unfused, and the kernels compute it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ WAYS = {
 def test_it_trains_as_unfused_and_the_kernels_compute_every_call(tmp_path, caplog, way):
     caplog.set_level(logging.INFO, logger="fuseplug")
     make, options = WAYS[way]
-    # This rotation's kernel was not made for the dtypes that autocast mixes.
+    # The kernel for this rotation does not support the dtypes that autocast mixes.
     kernels = (NormKernel,) if way == "in bfloat16" else (NormKernel, RotaryKernel)
     callback = FuseplugCallback(manager=manager_of(*kernels))
     want = trained(tmp_path, make(tiny_llama()), **options)
@@ -161,7 +161,7 @@ def test_what_is_saved_is_what_an_unfused_model_saves_and_training_resumes(tmp_p
 
 
 def hashes(folder):
-    """Of each file but the arguments, which name the folder's time."""
+    """The hash of each file, except for the arguments, which contain the time in a folder's name."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in Path(folder).iterdir()
@@ -172,7 +172,7 @@ def hashes(folder):
 @thorough
 def test_it_generates_while_it_trains(tmp_path, callback):
     class Generating(transformers.TrainerCallback):
-        found: list = []  # noqa: RUF012 - of this test alone
+        found: list = []  # noqa: RUF012 - used by this test only
 
         def on_step_end(self, args, state, control, model=None, **kwargs):
             model.eval()

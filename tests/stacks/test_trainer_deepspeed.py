@@ -1,4 +1,4 @@
-"""`FuseplugCallback` in a Trainer that DeepSpeed trains, in two processes: ZeRO-2 and ZeRO-3."""
+"""`FuseplugCallback` in a Trainer with DeepSpeed, in two processes: ZeRO-2 and ZeRO-3."""
 
 import os
 
@@ -27,10 +27,10 @@ def trained(folder, stage, callbacks=()):
         "gradient_clipping": "auto",
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        # It keeps small parameters whole, and all of these are small.
+        # By default ZeRO-3 keeps small parameters whole, and all parameters here are small.
         "zero_optimization": {"stage": stage} | ({"stage3_param_persistence_threshold": 0} if stage == 3 else {}),
     }
-    model = AutoModelForCausalLM.from_pretrained(folder).train()  # split already, with ZeRO-3
+    model = AutoModelForCausalLM.from_pretrained(folder).train()  # with ZeRO-3, the model is split from here on
     trainer = trainer_of(f"{folder}/trained", model, rows(57), callbacks, deepspeed=deepspeed)
     trainer.train()
     return trainer
@@ -44,7 +44,7 @@ def check(folder, stage):
     os.environ["DS_ACCELERATOR"] = "cpu"
     callback = FuseplugCallback(manager=KernelManager(), include=KERNELS, verify=False)
     found = trained(folder, stage, [callback])
-    # ZeRO-3 changes torch for the whole process: the unfused training comes second.
+    # ZeRO-3 changes torch for the whole process, so the unfused training comes second.
     want = trained(folder, stage)
     assert type(found.model_wrapped).__name__ == type(want.model_wrapped).__name__ == "DeepSpeedEngine"
     assert all((each.numel() == 0) == (stage == 3) for each in found.model.parameters())
@@ -70,7 +70,7 @@ def check(folder, stage):
 def test_it_is_fused_before_deepspeed_has_it_and_trains_as_unfused(tmp_path, stage):
     pytest.importorskip("deepspeed")
     model = build("qwen3")
-    model.config.pad_token_id = None  # transformers zeroes its row of an embedding, which ZeRO-3 leaves empty
+    model.config.pad_token_id = None  # transformers would zero its row of the embedding, which is empty under ZeRO-3
     model.save_pretrained(tmp_path)
-    # Each in processes of its own, because of what ZeRO-3 changes.
+    # Each case has its own processes, because ZeRO-3 changes torch.
     assert not failures(check, [(str(tmp_path), stage)])

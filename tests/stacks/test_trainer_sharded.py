@@ -1,4 +1,4 @@
-"""`FuseplugCallback` in a Trainer of two processes: copies, FSDP2, FSDP1."""
+"""`FuseplugCallback` in a Trainer of two processes: DDP, FSDP2 and FSDP1."""
 
 import os
 
@@ -14,7 +14,7 @@ from fuseplug import KernelManager
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed"),
-    pytest.mark.xdist_group("trainer-sharded"),  # all that is asked is of one run
+    pytest.mark.xdist_group("trainer-sharded"),  # all tests ask about one run
 ]
 
 KERNELS = ["inductor_fused_rmsnorm", "inductor_fused_swiglu", "inductor_fused_rope"]
@@ -23,7 +23,7 @@ ROWS = rows(57)
 
 def fsdp(version, **options):
     wrapped = {"version": version, "transformer_layer_cls_to_wrap": ["Qwen3DecoderLayer"], **options}
-    wrapped["sync_module_states"] = False  # which wants an accelerator
+    wrapped["sync_module_states"] = False  # syncing needs an accelerator
     return {"fsdp": "full_shard auto_wrap", "fsdp_config": wrapped}
 
 
@@ -43,19 +43,19 @@ WRAPPED = {
 
 def trained(folder, way, callbacks=()):
     for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]:
-        del os.environ[name]  # of the case before
-    # The Trainer of 4.57 takes no version: there it is that of `accelerate launch`, which says it here.
+        del os.environ[name]  # left by the case before
+    # The Trainer of 4.57 takes no version. It uses the version that `accelerate launch` puts here.
     os.environ["FSDP_VERSION"] = str(WAYS[way].get("fsdp_config", {}).get("version", 1))
     model = build("qwen3").train()
-    model.config.use_cache = False  # 4.57 would fill a cache twice in layers that are checkpointed
-    # Adam would move a weight whose gradient is nearly zero as far as any other, whichever way the last bit points.
+    model.config.use_cache = False  # 4.57 would fill the cache of checkpointed layers twice
+    # Not Adam: it moves a weight with a gradient near zero as far as any other, in the direction of its last bit.
     trainer = trainer_of(folder, model, ROWS, callbacks, optim="sgd", **WAYS[way])
     trainer.train()
     return trainer
 
 
 def kinds(trainer):
-    """What the model is wrapped in, and what its parameters are."""
+    """The names of the classes of the wrapped model and of its parameters."""
     parameter = next(trainer.model.parameters())
     return type(trainer.model_wrapped).__name__, type(parameter).__name__
 

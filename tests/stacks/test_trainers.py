@@ -1,4 +1,4 @@
-"""Trainers that this project does not require: each is tried where it is installed."""
+"""Trainers that this project does not require. Each test runs if its trainer is installed."""
 
 import logging
 
@@ -14,7 +14,7 @@ from support.trainer import OPTIONS, losses, rows
 pytestmark = thorough
 
 ROWS = [{name: row.tolist() for name, row in each.items()} for each in rows(29)]
-# Adam makes steps of rounding errors, where gradients are zero.
+# Not Adam: it turns rounding errors into steps where gradients are zero.
 HOW = {**OPTIONS, "learning_rate": 1.0, "optim": "sgd", "bf16": False}
 
 
@@ -32,7 +32,7 @@ def callback(fusing):
 
 
 def trained_alike(callback, make):
-    """Train what *make* makes of a list of callbacks, without *callback* and with it; return the second."""
+    """Train what ``make(callbacks)`` returns, without *callback* and with it; return the trainer with it."""
     found = []
     for callbacks in ([], [callback]):
         trainer = make(callbacks)
@@ -108,7 +108,7 @@ def test_a_warning_says_so_after_ten_calls(with_loss, caplog, first):
     (record,) = caplog.records
     assert record.getMessage() == (
         f"1 of {len(applied.calls())} fused targets are not in use:\n"
-        "  lm_head.forward: plain_linear_cross_entropy: it was not called, though what is beside it was, 10 times: "
+        "  lm_head.forward: plain_linear_cross_entropy: it was not called, though targets beside it were, 10 times: "
         "trl.trainer.utils._fused_forward computes past it"
     )
 
@@ -124,7 +124,7 @@ def test_check_in_use_says_so_after_one(with_loss):
 
 
 def large(completions, **_):
-    """The numbers of a completion, added up."""
+    """A reward: the sum of the numbers of each completion."""
     return [float(sum(map(int, completion.split()))) / 100 for completion in completions]
 
 
@@ -139,7 +139,7 @@ TRAINED = {
     "GRPO": (PROMPTS, ONLINE),
     "RLOO": (PROMPTS, ONLINE),
 }
-"""By TRL's trainer, on what it trains, and the options that others do not have."""
+"""For each of TRL's trainers: its data, and the options that only it needs."""
 
 
 @pytest.mark.parametrize("adapted", [False, True], ids=["whole", "LoRA"])
@@ -156,7 +156,7 @@ def test_trls_head_is_served(tmp_path, name, adapted):
     from fuseplug_tools.integrations.transformers import FuseplugCallback
 
     manager, (data, options) = manager_of(PlainKernel), TRAINED[name]
-    language_model().save_pretrained(tmp_path / "model")  # a reference model is loaded from where the other is from
+    language_model().save_pretrained(tmp_path / "model")  # trainers load the reference model from this folder, too
     options = {**HOW, "learning_rate": 0.1, **options}
     config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=4) if adapted else None
 
@@ -172,7 +172,7 @@ def test_trls_head_is_served(tmp_path, name, adapted):
             peft_config=config,
         )
         if callbacks and getattr(trainer, "ref_model", None) is not None:
-            assert serve(trainer.ref_model, manager)  # a policy that is its reference is so to the bit
+            assert serve(trainer.ref_model, manager)  # so that an unchanged policy has the reference's bits
         trainer.train()
         timed = ("runtime", "second", "time", "mfu", "flos", "throughput")
         lines = [line for line in trainer.state.log_history if "loss" in line]
@@ -218,11 +218,11 @@ def test_trl_grpo_leaves_the_reference_model_alone(tmp_path, callback, fusing):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     transformers = pytest.importorskip("transformers")
     data = datasets.Dataset.from_list([{"prompt": f"{n} {n + 1} 5"} for n in range(3, 11)])
-    tiny_llama().save_pretrained(tmp_path / "model")  # GRPO loads the reference model from where the other is from
+    tiny_llama().save_pretrained(tmp_path / "model")  # GRPO loads the reference model from this folder, too
     completed = []
 
     def large(completions, **_):
-        """The numbers of a completion, added up."""
+        """A reward: the sum of the numbers of each completion."""
         completed.append(completions)
         return [float(sum(map(int, each.split()))) / 100 for each in completions]
 

@@ -1,4 +1,4 @@
-"""What accelerate does on accelerators, done on CPUs."""
+"""Makes accelerate do on CPUs what it does on accelerators."""
 
 import torch
 from accelerate.state import AcceleratorState
@@ -6,14 +6,14 @@ from accelerate.utils import DistributedType
 
 
 def shard_on_cpus():
-    """Have accelerate keep the FSDP that it is asked for: on CPUs its state drops it, and wraps copies instead."""
+    """Make accelerate keep the FSDP that it is asked for: on CPUs, its state drops FSDP and wraps copies instead."""
     made = AcceleratorState.__init__
 
     def init(self, *args, fsdp_plugin=None, **kwargs):
         made(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
         if fsdp_plugin is not None:
             self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
-            self.device = torch.device("cpu")  # without a number, as FSDP1 wants it
+            self.device = torch.device("cpu")  # without an index, as FSDP1 requires
 
     if made.__qualname__ != init.__qualname__:
         AcceleratorState.__init__ = init

@@ -1,4 +1,4 @@
-"""Settings of the process, set for a while."""
+"""Settings of the process, changed for a while."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 def _set(device: str) -> None:
-    """``"cpu"`` is as if nobody had set one: torch leaves a mode behind unless it is given None."""
+    """Set the default device; ``"cpu"`` unsets it: unless torch is given None, it leaves a mode behind."""
     torch.set_default_device(None if device == "cpu" else device)
     if device == "cpu":
-        with suppress(AttributeError):  # or torch.get_default_device raises in torch 2.7
+        with suppress(AttributeError):  # otherwise torch.get_default_device raises in torch 2.7
             del torch._GLOBAL_DEVICE_CONTEXT.device_context
 
 

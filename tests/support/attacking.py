@@ -1,4 +1,4 @@
-"""A module fused, then changed or called in a way that nobody planned for, beside its twin that was left as it is."""
+"""Fuses a module, then changes it or calls it in ways that nobody planned for, beside a twin that is not fused."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def numbers(shape=(2, 5, 16), dtype=torch.float32, scale=1.0, seed=7):
 
 @dataclass(frozen=True)
 class Met:
-    """What became of one attack.
+    """The outcome of one attack.
 
     Attributes:
-        alone: Why no kernel was put on; ``""`` if one was.
+        alone: Why no kernel was applied; ``""`` if one was.
         answers: Who computed each call: ``"kernel"``, ``"original"``, or ``"unseen"`` where no patch counted it.
-        reasons: Why the original did.
+        reasons: Why the original computed calls.
     """
 
     alone: str
@@ -42,12 +42,12 @@ class Met:
 
 
 def fused(module: nn.Module, kernels: Sequence[Any], **options: Any) -> Any:
-    """Put *kernels* on *module*, and no other that happens to be installed."""
+    """Apply *kernels* to *module*, and no others that happen to be installed."""
     return manager_of(*kernels).apply_all(module, **options)
 
 
 def outcome(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None = None, seed: int = 0) -> Outcome:
-    """Outputs and every gradient of a call; or what it raised."""
+    """The types of a call's outputs, the outputs and every gradient; or the type of what it raised."""
     torch.manual_seed(seed)
     leaves = [a.detach().requires_grad_() if _differentiable(a) else a for a in args]
     parameters = [p for p in module.parameters() if p.requires_grad]
@@ -95,20 +95,20 @@ def attacked(
     share: float = 1e-4,
     **options: Any,
 ) -> Met:
-    """Fuse a module, and after each change call it and its twin; all their numbers and gradients are alike.
+    """Fuse a module, call it and its twin after each change, and assert that all results and gradients are alike.
 
     Args:
         kernels: The kernels to fuse with.
         make: Makes the module; called twice.
-        *changes: What happens after it was fused, one thing after the other, to each of the two.
-        given: Calls; one in float32 by default.
+        *changes: The changes to make to each of the two after fusing, one after the other.
+        given: The arguments of each call; one call in float32 by default.
         kwargs: Keyword arguments of each call.
         around: Entered around each call.
-        first: What happens before it is fused, to each of the two.
-        compiled: Whether to compile the fused one, in eager's own operations, when everything has happened.
-        seeds: Of the calls: each is made with every one of them.
+        first: A change to make to each of the two before fusing.
+        compiled: Whether to compile the fused module after all changes, with the backend ``"eager"``.
+        seeds: The seeds with which each call is made.
         share: How far numbers in float32 may be off.
-        **options: For ``apply_all``.
+        **options: The options of ``apply_all``.
     """
     torch.manual_seed(1)
     module, twin = make(), make()
@@ -167,7 +167,7 @@ def _left_alone(applied: Any) -> str:
 
 
 def changing(patch: pytest.MonkeyPatch, owner: Any, name: str, value: Any) -> Callable[[nn.Module], None]:
-    """A change of something that is nobody's module, once for both."""
+    """A change of something outside the modules, which affects both."""
 
     def change(_: nn.Module) -> None:
         (patch.setitem if isinstance(owner, dict) else patch.setattr)(owner, name, value)

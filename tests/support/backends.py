@@ -1,4 +1,4 @@
-"""The backend that the tests of the ops put their questions to. A process has one: see `chosen`."""
+"""The backend on which the tests of the ops run. Each process has one: see `chosen`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 NAMES = ("inductor", "triton", "npu")
 SHARED = ("test_numbers.py", "test_applying.py")
-"""What is asked of every backend; a backend's own is in ``test_<backend>.py``, and the rest is about no backend."""
+"""The tests for every backend; those for one are in ``test_<backend>.py``, and other files are about no backend."""
 
 NAME = "inductor"
-"""The one chosen, as soon as pytest is configured: test modules choose their parameters by it."""
+"""The chosen backend, once pytest is configured: test modules choose their parameters by it."""
 
 
 def chosen(config: pytest.Config) -> str:
-    """The backend asked for; without one the NPU if there is one in host memory, Triton if it is interpreted."""
+    """The backend asked for; by default the NPU if one is in host memory, Triton if interpreted, or else Inductor."""
     asked: str | None = config.getoption("--backend")
     if asked:
         return asked
@@ -39,7 +39,7 @@ def chosen(config: pytest.Config) -> str:
 
 
 def is_for_another(path: Path) -> bool:
-    """Whether *path*, in the folder of an op, has no question for the backend that was chosen."""
+    """Whether *path*, in the folder of an op, has no test for the chosen backend."""
     if not (path.parent / SHARED[0]).exists() or not path.name.startswith("test_"):
         return False
     if path.name in (*SHARED, f"test_{NAME}.py"):
@@ -48,11 +48,11 @@ def is_for_another(path: Path) -> bool:
 
 
 class Backend:
-    """How kernels are called, and what they have launched.
+    """One backend: how its kernels are called, and what they have launched.
 
     Attributes:
         name: One of `NAMES`.
-        device: The type of the device of its tensors.
+        device: The device type of its tensors.
         differentiable_twice: Whether its kernels have second derivatives.
     """
 
@@ -60,7 +60,7 @@ class Backend:
         self.name, self.device, self._patch = name, device, patch
         self.differentiable_twice = name != "npu"
         self.order: list[str] = []
-        """The names of what was launched, one after the other; not on an NPU."""
+        """The names of the launched kernels, in order; always empty on an NPU."""
 
     @property
     def launches(self) -> Counter[str]:
@@ -72,11 +72,11 @@ class Backend:
         self.order.clear()
 
     def module(self, op: str) -> ModuleType:
-        """The functions of its kernels for *op*. From here on their launches are counted."""
+        """The Python module with its functions for *op*, whose launches are counted from here on."""
         return importlib.import_module(f"fuseplug_{op}.backends.{self.name}")
 
     def on(self, tensors: Mapping[str, Any], *wanted: str) -> dict[str, Any]:
-        """Copies of *tensors* on the device, of which those *wanted* are leaves."""
+        """Copies of *tensors* on the device; those named in *wanted* require gradients."""
         return {
             name: t.detach().to(self.device, copy=True).requires_grad_(name in wanted) for name, t in tensors.items()
         }
@@ -84,7 +84,7 @@ class Backend:
     def assert_right(
         self, ours: Callable[..., Any], theirs: Callable[..., Any], tensors: Mapping[str, Tensor], tolerance: Tolerance
     ) -> None:
-        """*ours* on the device is as near to *theirs* in float64 as *tolerance* asks, or twice as far as they are."""
+        """Assert that *ours* on the device is within *tolerance*, or within twice the error of *theirs*, of float64."""
         import torch
 
         from .judging import outcome
@@ -96,9 +96,9 @@ class Backend:
         assert not why, why
 
     def assert_fused_and_undone(self, op: str, module: nn.Module, hidden: Tensor) -> Report:
-        """*module* computes *hidden* as before with the kernel for *op*, which computes a training call under autocast.
+        """Assert that *module* computes the same with the kernel for *op*, and the same bits after undo.
 
-        Taken off, it leaves the same bits. Returned is what was fused.
+        The kernel also computes a training call under autocast. Returns the report of what was fused.
         """
         import torch
 
@@ -113,7 +113,7 @@ class Backend:
         return applied.report
 
     def manager(self, op: str) -> KernelManager:
-        """One that has no kernel but this backend's for *op*."""
+        """A manager that has only this backend's kernel for *op*."""
         from fuseplug import KernelManager
 
         return KernelManager(environ={"FUSEPLUG_KERNELS": f"{self.name}_fused_{op}"})
@@ -171,7 +171,7 @@ class _NPU(Backend):
         super().__init__("npu", "npu", patch)
         from fuseplug_backends.npu import here
 
-        # Or the call that finds it out is counted in the test that comes first.
+        # Otherwise the call that finds this out would count in the first test.
         patch.setitem(here._KNOWN, "npu_clipped_swiglu", True)
         self.host = host
 
@@ -185,7 +185,7 @@ class _NPU(Backend):
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
-    """The one that was chosen, on its device; where it writes nothing, there is NaN in Triton's memory."""
+    """The chosen backend, on its device; for Triton, memory that no kernel writes holds NaN."""
     if NAME == "npu":
         return _NPU(monkeypatch, request.getfixturevalue("host_npu"))
     if NAME == "inductor":
@@ -197,7 +197,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def fake_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
-    """The one that was chosen, while tensors of its device have shapes and dtypes, and no values."""
+    """The chosen backend, while tensors of its device have shapes and dtypes, but no values."""
     if NAME == "npu":
         npu = request.getfixturevalue("fake_npu")
         yield _NPU(monkeypatch, npu)
@@ -218,7 +218,7 @@ OPS = (
 
 @pytest.fixture
 def small_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are checked at the smallest of their sizes alone: each larger one takes seconds."""
+    """Check kernels only at the smallest of their sizes, because each larger one takes seconds."""
     for op in OPS:
         for kernel in vars(importlib.import_module(f"fuseplug_{op}.kernels")).values():
             if isinstance(kernel, type) and hasattr(kernel, "check_sizes"):
@@ -227,7 +227,7 @@ def small_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def rounding_as_gpus_do() -> Iterator[None]:
-    """The interpreter rounds to nearest, from here on."""
+    """Make the interpreter round to nearest, from here on."""
     from fuseplug_testing.triton import rounding_to_nearest
 
     with rounding_to_nearest():
@@ -236,7 +236,7 @@ def rounding_as_gpus_do() -> Iterator[None]:
 
 @pytest.fixture
 def poisoned() -> Iterator[None]:
-    """Memory that is not written holds NaN."""
+    """Fill memory with NaN until it is written."""
     import torch
 
     deterministic = torch.utils.deterministic
@@ -244,6 +244,6 @@ def poisoned() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(torch.use_deterministic_algorithms, before[0])
         stack.callback(setattr, deterministic, "fill_uninitialized_memory", before[1])
-        torch.use_deterministic_algorithms(True, warn_only=True)  # which fills, and lets cuBLAS be
+        torch.use_deterministic_algorithms(True, warn_only=True)  # which fills memory, and only warns of cuBLAS
         deterministic.fill_uninitialized_memory = True
         yield

@@ -86,7 +86,7 @@ _seen = {}
 
 
 def stale(x, weight, eps, offset=None, cast_last=False):
-    """Computes once per shape, as a captured graph does whose inputs nobody copies."""
+    """Computes once per shape, like a captured graph whose inputs nobody copies."""
     return _seen.setdefault(("stale", x.shape, x.dtype), quiet_norm(x, weight, eps, offset, cast_last))
 
 

@@ -1,4 +1,4 @@
-"""Inputs of causal convolutions for tests, and how exact kernels are on them."""
+"""Inputs of causal convolutions for tests, and how exact kernels must be on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fuseplug_causal_conv1d import reference
 from fuseplug_verify import Tolerance
 
 TOLERANCE = Tolerance(4.0, 48.0)
-"""As the recogniser has it, for a few hundred tokens."""
+"""The recogniser's tolerance for a few hundred tokens."""
 
 BF16, HALF, SINGLE = torch.bfloat16, torch.float16, torch.float32
 PAIRS = [(SINGLE, SINGLE), (BF16, BF16), (HALF, HALF), (BF16, SINGLE), (HALF, SINGLE), (SINGLE, BF16)]
@@ -26,7 +26,7 @@ def tensors(
     width: int = 4,
     bias: bool = True,
 ) -> dict[str, Tensor]:
-    """Arguments of `causal_conv1d` by name; *shape* is ``(batch, channels, tokens)``, and channels lie side by side."""
+    """Arguments of `causal_conv1d` by name; *shape* is ``(batch, channels, tokens)``; channels are adjacent."""
     batch, channels, tokens = shape
     generator = torch.Generator().manual_seed(0)
 

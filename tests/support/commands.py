@@ -5,13 +5,13 @@ import sys
 
 
 def completed(*args, env):
-    """The end of the command *args*: what it printed, and its exit status."""
-    # It waits for all processes that hold the pipes: one that the command left behind would hold them, too.
+    """Run the command *args* to its end; return what it printed and its exit status."""
+    # This waits for all processes that hold the pipes, including any that the command left behind.
     return subprocess.run([*map(str, args)], capture_output=True, text=True, env=env, timeout=300)
 
 
 def fuseplug_run(*args, env):
-    """The same of ``fuseplug run *args``."""
+    """Run ``fuseplug run *args`` to its end, as `completed` does."""
     return completed(sys.executable, "-m", "fuseplug", "run", *args, env=env)
 
 

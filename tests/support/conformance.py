@@ -1,4 +1,4 @@
-"""The conformance kit on a part of what a kernel claims, which a run of all tests has time for."""
+"""The conformance kit on part of what a kernel claims, small enough for a run of all tests."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ OPS = ("moe", "swiglu", "rope", "rmsnorm", "linear_cross_entropy")
 
 
 def some(quick: set[str], every: int) -> list[Any]:
-    """An op, and how many of its specimens make one that is checked, for ``parametrize``; ``None`` checks the first.
+    """Pairs of an op and the step between its checked specimens, for ``parametrize``; ``None`` checks only the first.
 
     Args:
-        quick: The ops whose first specimen is checked in the first half of the tests.
+        quick: The ops whose first specimen is checked in the quick half of the tests.
         every: The step from one specimen to the next in the thorough half, for each op.
     """
     first = [pytest.param(op, None, id=f"{op}-one specimen") for op in OPS if op in quick]
@@ -30,13 +30,13 @@ def some(quick: set[str], every: int) -> list[Any]:
 def check_some(kernel_id: str, every: int | None) -> Conformance:
     """Check an installed kernel on some of its specimens: each takes seconds, and every variant has tests of its own.
 
-    If *every* is ``None``, the first specimen alone, and without the sizes: for these the most is compiled.
-    ``nox -s conformance`` checks all kernels on all of them.
+    If *every* is ``None``, only the first specimen is checked, and its sizes are not: these compile the most.
+    ``nox -s conformance`` checks all kernels on all specimens.
     """
     (kernel,) = (record.kernel for record in KernelManager(environ={}).kernels() if record.kernel_id == kernel_id)
     specimens = resolve(kernel.specimens)()
     specimens = specimens[:1] if every is None else specimens[::every]
-    left_out = {"variants"} if every else {"variants", "sizes"}  # the first wants every one of them
+    left_out = {"variants"} if every else {"variants", "sizes"}  # the first of these needs all specimens
     checks = [check.name for check in CHECKS if check.name not in left_out]
     result = check_kernel(kernel, specimens, checks=checks)
     declined = {skip.where for skip in result.skipped if skip.why.startswith("declined")}

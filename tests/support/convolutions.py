@@ -1,4 +1,4 @@
-"""A third party's kernel for causal convolutions, with the activation that a registry has for a name."""
+"""A third party's kernel for causal convolutions, which looks up the activation in a registry by its name."""
 
 from dataclasses import dataclass
 
@@ -46,10 +46,10 @@ class ConvKernel(BaseKernel):
     check_sizes = (512,)
     target = "causal_conv1d_fn"
     keyword: bool = True
-    """Whether callers name the activation."""
+    """Whether callers pass the activation by keyword."""
     bias: bool = True
     names: tuple[str | None, ...] = ("silu",)
-    """The activations that callers ask for; none: they leave the argument out."""
+    """The activations that callers ask for; if empty, callers leave the argument out."""
 
     def match(self, site):
         return [self.proposal()] if self.target in called_functions(type(site.module).forward) else None

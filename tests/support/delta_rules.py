@@ -1,4 +1,4 @@
-"""The rows of gated delta rules, one a variant, and models that have them."""
+"""The rows of gated delta rules, one for each variant, and models that have them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .recurrences import SINGLE, Recurrence
 from .tiny import BASE, EXPERTS, HEAD
 
 TOLERANCE = Tolerance(4.0, 111.0, by_row=False)
-"""As the recogniser has it."""
+"""The recogniser's tolerance."""
 
 LAYERS = {"layer_types": ["linear_attention", "full_attention"]}
 NET = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
@@ -44,7 +44,7 @@ def tensors(
     """Arguments of `gated_delta_rule` by name.
 
     *shape* is ``(batch, tokens, key heads, heads of each)``, *channels* are those of keys and of values, and *optional*
-    says whether there is a state before.
+    says whether there is an initial state.
     """
     batch, tokens, key_heads, repeats = shape
     keys, values = channels

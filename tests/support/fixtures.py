@@ -33,7 +33,7 @@ class Kernel(BaseKernel):
 """
 
 
-# Claims every SiLU, as itself.
+# A kernel that claims every SiLU, and computes the same.
 ACTIVATION = """
 from fuseplug import Adapter, BaseKernel, Example, Proposal, Rejection, Target
 from dataclasses import dataclass
@@ -85,13 +85,16 @@ def write_distribution(
 
 @pytest.fixture(autouse=True)
 def as_on_other_releases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On torch 2.11 a plan leaves compiled calls to the originals. test_gains.py tests that, on every release."""
+    """Make torch 2.11 behave like other releases: on it, a plan leaves compiled calls to the originals.
+
+    test_gains.py tests that, on every release.
+    """
     monkeypatch.setattr(torch_private, "MISCOMPILES_FUNCTIONS", False)
 
 
 @pytest.fixture
 def examined_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a toy model computes is found out once for all tests."""
+    """Find out only once, for all tests, what each toy model computes."""
     monkeypatch.setattr(Verifier, "examine", _examined_once)
 
 
@@ -99,12 +102,12 @@ def examined_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def checked_once(
     examined_once: None, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """What a kernel passed is kept for the tests after this one, as it is for a user's next process.
+    """Keep the checks that a kernel passed for later tests, as they are kept for a user's next process.
 
     For tests of what becomes of a fused model: most of their time would go into the same few checks.
     """
     monkeypatch.setenv("FUSEPLUG_CACHE", str(tmp_path_factory.getbasetemp() / "kept"))
-    monkeypatch.setattr(evidence, "_must_be_installed", lambda package: None)  # nothing is kept of a checkout
+    monkeypatch.setattr(evidence, "_must_be_installed", lambda package: None)  # no check is kept for a checkout
     monkeypatch.setattr(evidence, "_installed", lambda: ())  # nor after tests have installed distributions
 
 
@@ -113,9 +116,9 @@ _EXAMINE = Verifier.examine
 
 
 def _examined_once(verifier: Verifier, subject: Subject, candidate: Candidate) -> Semantics | Refusal:
-    """`Verifier.examine`, whose answers for toys are kept for the tests after this one.
+    """`Verifier.examine`, whose answers for toys are kept for later tests.
 
-    All is known that such an answer depends on: no test puts other functions into the globals that a toy's code reads.
+    The key has all that an answer depends on: no test puts other functions into the globals that a toy's code reads.
     """
     names = {
         subject.original.__module__,
@@ -135,7 +138,7 @@ def _examined_once(verifier: Verifier, subject: Subject, candidate: Candidate) -
 
 
 def _described(module: torch.nn.Module, *, below: bool = False) -> tuple[Hashable, ...]:
-    """All that *module* is, if that is plain; else an empty tuple."""
+    """A full description of *module*, if all that it has is plain; otherwise an empty tuple."""
     own = {name: value for name, value in vars(module).items() if name[0] != "_" and (below or name != "forward")}
     children = [(name, _described(child, below=True)) for name, child in module.named_children()]
     plain = all(type(value) in (bool, int, float, str) for value in own.values()) and not module._buffers
@@ -192,7 +195,7 @@ def package(distribution: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.fixture
 def fresh_python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run code, or ``-m module …``, in a Python of its own, with the environment of now and *variables*."""
+    """Run code, or ``-m module …``, in a new Python process, with the current environment and *variables*."""
 
     def run(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *(args if args[0].startswith("-") else ("-c", *args))]
@@ -203,7 +206,7 @@ def fresh_python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def manager():
-    """A manager of its own, which sees nothing of what happens to be installed."""
+    """A new manager, which ignores whatever happens to be installed."""
     return manager_of()
 
 
@@ -229,7 +232,7 @@ def as_it_was():
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    """Run the command line in this process; gives (exit code, stdout, stderr)."""
+    """Run the command line in this process; returns (exit code, stdout, stderr)."""
     monkeypatch.setenv("COLUMNS", "120")
 
     def run(*args: str) -> tuple[int, str, str]:

@@ -1,4 +1,4 @@
-"""A right kernel for gated MLPs, which calls only the projections, and one for stacked or listed experts."""
+"""A right kernel for gated MLPs, whose adapter calls only the projections."""
 
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ def fused_gate(gate, up, activation):
 
 @dataclass(frozen=True)
 class GatedAdapter(Adapter):
-    """``down(act(gate(x)) * up(x))``, the activation computed by the kernel."""
+    """``down(act(gate(x)) * up(x))``, with activation and product computed by the kernel."""
 
     variant: str
     names: tuple[str, str, str]

@@ -15,7 +15,7 @@ INNER = 20
 HALF, BF16, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 DTYPES = (BF16, HALF, SINGLE)
 EVERY_LAYOUT = (None, *LAYOUTS)
-"""``None`` for gate and up apart."""
+"""``None`` stands for gate and up in separate tensors."""
 
 NUMBERS = {"limit": 0.75, "scale": 0.4, "sparsity": 0.6}
 TOLERANCE = {
@@ -26,7 +26,7 @@ TOLERANCE = {
 
 
 def is_served(activation: str, variant: str) -> bool:
-    """Whether the backend that was chosen computes it; the others are declined: tests/backends/test_one_row.py."""
+    """Whether the chosen backend computes this gate; others are declined, see tests/backends/test_one_row.py."""
     if backends.NAME == "npu":
         from fuseplug_swiglu.backends import npu
 
@@ -39,7 +39,7 @@ def is_served(activation: str, variant: str) -> bool:
 
 
 def options(activation="silu", variant="plain", layout=None, **others):
-    """The arguments of `swiglu` that are no tensors."""
+    """The arguments of `swiglu` that are not tensors."""
     steep = backends.NAME != "npu" or VARIANTS[variant].clamp
     options = {"activation": activation, "variant": variant, "beta": 1.25 if steep else 1.0}
     options |= {} if layout is None else {"layout": layout}
@@ -47,7 +47,7 @@ def options(activation="silu", variant="plain", layout=None, **others):
 
 
 def tensors(layout=None, dtype=SINGLE, up=None, shape=(2, 3, INNER)):
-    """Gate and up, or both in one: rows where limits are met, one near zero, one of zeros."""
+    """Gate and up, or both in one tensor: rows that reach the limits, rows near zero, and rows of zeros."""
     generator = torch.Generator().manual_seed(0)
     magnitudes = torch.tensor((3.0, 0.25, 0.0)).repeat(shape[-2])[: shape[-2], None] if len(shape) > 1 else 1.0
     shape = (*shape[:-1], shape[-1] * (1 if layout is None else 2)) if shape else shape
@@ -56,7 +56,7 @@ def tensors(layout=None, dtype=SINGLE, up=None, shape=(2, 3, INNER)):
 
 
 def both(module, view=lambda x: x, **options):
-    """The function of the backend's *module* and the reference, of a view of each tensor."""
+    """The function of the backend's *module* and the reference, both called with a view of each tensor."""
 
     def called(function):
         return lambda **tensors: function(**{name: view(t) for name, t in tensors.items()}, **options)

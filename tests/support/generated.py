@@ -21,27 +21,27 @@ BREAKS = {
     "triton": (r"tl\.store\((y.*?), (.+), mask=inside\)$", r"tl.store(\1, 1.0625 * (\2), mask=inside)"),
     "npu": (r"torch\.ops\.npu\.npu_(\w+)\((.*)$", r"1.0625 * torch.ops.npu.npu_\1(\2"),
 }
-"""For each backend a part of ``backend.py``, and the same with results that are wrong."""
+"""For each backend, a part of ``backend.py`` and a replacement that makes its results wrong."""
 
 _ENTRY_POINT = re.compile(r'^(\w+) = "([\w.]+:\w+)(?: \[\w+\])?"$', re.MULTILINE)
 
 
 def generate(folder: Path, backend: str, what: str) -> Path:
-    """Write a distribution into *folder*, and beside its source what ``pip install`` leaves behind of its kernels."""
+    """Write a distribution into *folder*, and beside its source what ``pip install`` records about its kernels."""
     op, params = (what, "") if what in KNOWN_OPS else ("", what)
     request = request_of("my-op", op=op, backend=backend, params=params)
     write(request, folder)
     info = folder / "src" / f"{request.package}-0.1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {request.distribution}\nVersion: 0.1.0\n")
-    # Without the extra, whose requirement is the business of the environment.
+    # Without the extra: whether its requirement is installed is up to the environment.
     (kernel,) = _ENTRY_POINT.findall((folder / "pyproject.toml").read_text())
     (info / "entry_points.txt").write_text(f"[fuseplug.kernels]\n{' = '.join(kernel)}\n")
     return folder
 
 
 def broken(folder: Path, backend: str) -> Path:
-    """The distribution, with a kernel whose results are off by a sixteenth."""
+    """Change the kernel of the distribution so that its results are off by a sixteenth."""
     (path,) = folder.glob("src/*/backend.py")
     before = path.read_text()
     path.write_text(re.sub(*BREAKS[backend], before, flags=re.MULTILINE))

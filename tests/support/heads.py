@@ -17,7 +17,7 @@ ran = Counter()
 
 
 class Model(nn.Module):
-    """Gives its scores and, with labels, their sum over the labels' rows."""
+    """Returns its scores twice or, with labels, their sum and the scores."""
 
     def __init__(self, width=8, scores=11):
         super().__init__()
@@ -35,7 +35,7 @@ def sum_of_linear(x, weight):
 
 
 def quick_sum(x, weight):
-    """The same, without the scores."""
+    """The sum that `sum_of_linear` computes, without the scores."""
     ran["sum"] += 1
     wide = torch.promote_types(x.dtype, torch.float32)
     rows = x.reshape(-1, x.shape[-1])
@@ -57,7 +57,7 @@ class Scores(LazyTensor):
 
 
 class OtherScores(Scores):
-    """Becomes something else than what it stands for."""
+    """Becomes something other than what it stands for."""
 
     @classmethod
     def standing_for(cls, make, *inputs, **facts):

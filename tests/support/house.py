@@ -1,6 +1,6 @@
-"""How large each room is: measures of the source, without running it.
+"""How large each room is: measures the source without running it.
 
-A line of code is no blank line, comment or docstring, so that documentation costs nothing.
+Blank lines, comments and docstrings are no lines of code, so documentation costs nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NO_CODE = {
 
 
 def lines_of_code(path: Path) -> int:
-    """The lines of the Python file *path*, or of all below a folder, that have code."""
+    """The number of lines with code in the Python file *path*, or in all files below the folder *path*."""
     return sum(map(_lines, [path] if path.is_file() else sorted(path.rglob("*.py"))))
 
 

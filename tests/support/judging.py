@@ -1,4 +1,4 @@
-"""What a function of tensors gives, to be held to what another one gives."""
+"""The outcome of a function of tensors, to be compared with the outcome of another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fuseplug_verify import Outcome
 def outcome(
     function: Callable[..., Any], tensors: Mapping[str, Tensor], device: str = "cpu", dtype: torch.dtype | None = None
 ) -> Outcome:
-    """What *function* gives for *tensors*, handed over by name, and the gradient of each."""
+    """The results of *function* for *tensors*, which are passed by name, and the gradient of each tensor."""
     leaves = {name: tensor.detach().to(device, dtype, copy=True).requires_grad_() for name, tensor in tensors.items()}
     result = function(**leaves)
     outputs = result if isinstance(result, tuple) else (result,)

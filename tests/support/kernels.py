@@ -1,4 +1,4 @@
-"""Right kernels, by formulas other than the models' own, and what is made of them."""
+"""Right kernels, whose formulas differ from the models' own, and other kernels that are made from them."""
 
 import itertools
 from collections import Counter
@@ -15,7 +15,7 @@ _serial = itertools.count()
 
 
 def variant_of(base, kernel_id=None, **declared):
-    """A kernel like *base*, but for what is declared."""
+    """A kernel like *base*, except for what *declared* overrides."""
     kernel_id = kernel_id or f"{base.kernel_id}_{next(_serial)}"
     return type(base)(kernel_id, (base,), {"kernel_id": kernel_id, "__module__": __name__, **declared})
 
@@ -52,7 +52,7 @@ def other_norm(x, weight, eps, offset=None, cast_last=False):
 
 
 def quiet_other_norm(x, weight, eps, offset=None, cast_last=False):
-    """Right by a third formula, so that it is told from `quiet_norm` by its bits."""
+    """Right by a third formula, so that its bits tell it from `quiet_norm`."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     normal = wide * (wide.square().mean(-1, keepdim=True) + eps).pow(-0.5)
     if offset is not None:
@@ -103,7 +103,7 @@ class NormKernel(BaseKernel):
         def example(mix, size, generator):
             x_dtype, weight_dtype = mix
             rows = max(4, size // hidden)
-            # Magnitudes near the root of eps, around 1 and large: what tells a wrong eps, and what overflows.
+            # Magnitudes near the root of eps, around 1 and large, to reveal a wrong eps and overflows.
             scale = torch.tensor([1.0, 1e-3, 300.0, 0.1]).repeat(rows // 4 + 1)[:rows, None]
             x = torch.randn(rows, hidden, generator=generator) * scale
             weight = torch.randn(hidden, generator=generator)
@@ -150,7 +150,7 @@ def fused_gate(x, gate):
 
 @dataclass(frozen=True)
 class Plain(Adapter):
-    """For functions whose kernel has their very signature."""
+    """For functions whose kernel has the same signature."""
 
     variant: str = "plain"
 

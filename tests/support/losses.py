@@ -1,4 +1,4 @@
-"""Language models in training, with the loss computed from lazy logits and without: what is around a kernel."""
+"""Language models in training, with the loss computed from lazy logits or not, to test what is around a kernel."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .models import tiny_llama
 
 
 class PlainKernel(LinearCrossEntropyKernel):
-    """The reference as a kernel: its results are right, so what is wrong is in what is around it."""
+    """The reference as a kernel: its results are right, so any error is in what is around it."""
 
     kernel_id: ClassVar[str] = "plain_linear_cross_entropy"
     function: ClassVar[str] = "fuseplug_linear_cross_entropy.reference:linear_cross_entropy"
 
 
 def in_question() -> type[LinearCrossEntropyKernel]:
-    """`PlainKernel`, or what ``LOSS_KERNEL`` names: ``package.module:Class``."""
+    """`PlainKernel`, or the kernel that ``LOSS_KERNEL`` names as ``package.module:Class``."""
     name = os.environ.get("LOSS_KERNEL")
     return resolve(name) if name else PlainKernel
 
 
 LOSS, GRADIENT = 1e-5, 1e-4
-"""How far a loss and a gradient in float32 may be from the unfused ones, as shares: they sum in another order."""
+"""How far a loss and a gradient in float32 may be from the unfused ones, as shares: the order of sums differs."""
 
 Kernel = type[LinearCrossEntropyKernel]
 
@@ -43,7 +43,7 @@ def ids(rows: int = 2, length: int = 9, seed: int = 0) -> Tensor:
 def language_model(**changes: Any) -> nn.Module:
     """A small Llama in training mode, always with the same weights."""
     model = tiny_llama(**changes).train()
-    # From its own initialisation every token is as likely as any other, and gradients say little.
+    # With its own initialisation, every token is as likely as any other, and gradients say little.
     nn.init.normal_(model.lm_head.weight, std=0.5)
     return model
 
@@ -51,13 +51,13 @@ def language_model(**changes: Any) -> nn.Module:
 def apply(kernel: Kernel, model: nn.Module, **options: Any) -> Any:
     """Fuse the loss of *model* with *kernel* alone; return what was applied.
 
-    The kernel is not run before: conformance judges it, and takes seconds.
+    The kernel is not verified first: conformance judges it, which takes seconds.
     """
     return manager_of(kernel).apply_all(model, **{"allow": "lazy_logits", "verify": False, **options})
 
 
 class Step(NamedTuple):
-    """What a training step gave."""
+    """The results of a training step."""
 
     loss: Tensor
     gradients: dict[str, Tensor]
@@ -75,7 +75,7 @@ def step(model: nn.Module, **given: Any) -> Step:
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of the gradient of every parameter that has one, by name without what wraps the model."""
+    """A copy of the gradient of every parameter that has one, by its name in the model without wrappers."""
     return {
         name.replace("module.", ""): each.grad.detach().clone()
         for name, each in model.named_parameters()
@@ -84,7 +84,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def assert_same(found: Step, true: Step, loss: float = LOSS, gradient: float = GRADIENT) -> None:
-    """The losses and gradients are equal but for the order of sums."""
+    """Assert that losses and gradients are equal except for the order of sums."""
     torch.testing.assert_close(found.loss, true.loss, rtol=loss, atol=0)
     assert found.gradients.keys() == true.gradients.keys()
     for name, value in true.gradients.items():
@@ -93,7 +93,7 @@ def assert_same(found: Step, true: Step, loss: float = LOSS, gradient: float = G
 
 
 def told(applied: Any) -> tuple[int, dict[str, int], int]:
-    """The calls of the head: fused, of these made real by what, and by the original."""
+    """The calls of the head: fused, how many of these were made real by what, and computed by the original."""
     (calls,) = applied.calls()
     return calls.fused, dict(calls.made_real), calls.original
 
@@ -105,7 +105,7 @@ def assert_step(
     calls: tuple[int, dict[str, int], int] = (1, {}, 0),
     **tolerance: float,
 ) -> None:
-    """``run(make())`` gives the same fused as unfused, the head is called as *calls* says, and undo takes all off."""
+    """Assert that ``run(make())`` gives the same fused, *calls* counts the head's calls, and undo takes all off."""
     true = run(make())
     model = make()
     with apply(kernel, model) as applied:

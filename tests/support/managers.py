@@ -1,4 +1,4 @@
-"""Managers that see nothing of what happens to be installed."""
+"""Managers that ignore whatever happens to be installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fuseplug import BaseKernel, KernelManager
 
 
 def manager_of(*kernels: type[BaseKernel]) -> KernelManager:
-    """A manager of its own with *kernels* alone, and without what ``FUSEPLUG_KERNELS`` says."""
+    """A new manager with *kernels* alone, which also ignores ``FUSEPLUG_KERNELS``."""
     manager = KernelManager(environ={}, find=lambda _, registered: sorted(registered, key=lambda record: record.name))
     for kernel in kernels:
         manager.register(kernel)

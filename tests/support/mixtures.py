@@ -1,4 +1,4 @@
-"""Arguments for a mixture of experts in every way it may be asked for, and what comes of a call."""
+"""Arguments for every way to call a mixture of experts, and how the results of a call are judged."""
 
 import torch
 from torch import nn
@@ -40,7 +40,7 @@ def arguments(tokens=7, experts=5, k=2, hidden=12, inner=6, dtype=torch.float32,
 
 
 TINY = {"tokens": 3, "experts": 3} if backends.NAME == "triton" else {}
-"""What makes few tiles of a mixture, of which Triton's interpreter takes a second each."""
+"""Arguments that give a mixture few tiles, because Triton's interpreter takes a second for each tile."""
 
 
 def leaves(stacked):
@@ -117,7 +117,7 @@ FEW = {name: EVERY_WAY[name] for name in ("stacked", "as in gpt-oss", "listed", 
 
 
 def on(device, value):
-    """A copy of *value*, all below it included, on *device*; one that wants a gradient is a leaf that does."""
+    """A deep copy of *value* on *device*; the copy of a tensor that requires a gradient is a leaf that does."""
     if isinstance(value, torch.Tensor):
         return value.detach().to(device).requires_grad_(value.requires_grad)
     if isinstance(value, dict):
@@ -135,15 +135,15 @@ def wide(value):
 
 
 def on_device(function, named, device):
-    """What *function* gives for *named* on the device: the result and every gradient, brought back."""
+    """The result and every gradient of *function* for *named* on *device*, brought back to the CPU."""
     upstream = torch.randn(named["x"].shape, generator=torch.Generator().manual_seed(9)).to(named["x"].dtype)
     return [None if t is None else t.cpu() for t in run(function, on(device, named), upstream.to(device))]
 
 
 def assert_right(found, named, dtype):
-    """It is as near to the truth as the reference on the CPU is, or within the roundings of *dtype*.
+    """Assert that *found* is within twice the error of the reference on the CPU, or within the roundings of *dtype*.
 
-    A clamp has a jump in its derivative, and on which side of it a number is, either may round differently.
+    Twice the error, because a clamp's derivative has a jump, and each may round a number to another side of it.
     """
     true, own = (run(reference.moe, each) for each in (wide(named), named))
     for one, other, expected in zip(found, true, own, strict=True):
@@ -156,7 +156,7 @@ def assert_right(found, named, dtype):
 
 
 class Scaled(nn.Module):
-    """A function of rows with a parameter, whose gradient looks at all of them."""
+    """A function of rows with a parameter whose gradient depends on all rows."""
 
     def __init__(self, width):
         super().__init__()

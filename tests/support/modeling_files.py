@@ -21,7 +21,7 @@ def targets_beside(name: str, targets: Callable[[type], Iterable[tuple[Target, T
     for folder in pkgutil.iter_modules(transformers.models.__path__):
         try:
             module = importlib.import_module(f"transformers.models.{folder.name}.modeling_{folder.name}")
-        except ImportError:  # it needs what is not installed, or there is none
+        except ImportError:  # it needs something that is not installed, or does not exist
             continue
         if hasattr(module, name):
             classes = [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, nn.Module)]

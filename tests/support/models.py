@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 
 class Norm(nn.Module):
-    """Llama's way: scaled after the cast."""
+    """Llama's norm, which scales after the cast."""
 
     def __init__(self, size=16, eps=1e-6):
         super().__init__()
@@ -22,7 +22,7 @@ class Norm(nn.Module):
 
 
 def normal(self, x):
-    """What `Norm` computes, for forwards that do something more."""
+    """What `Norm` computes, for forwards that do more than that."""
     wide = x.to(torch.float32)
     return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
@@ -121,7 +121,7 @@ class Toy(nn.Module):
 
 
 class Pipeline:
-    """Not a module, but holds one, as transformers' pipelines do."""
+    """Not a module, but holds one, like transformers' pipelines."""
 
     def __init__(self):
         self.model = nn.Linear(2, 2)

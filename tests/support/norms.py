@@ -13,10 +13,10 @@ TOLERANCE = Tolerance(roundings=4.0, working_roundings=20.0)
 HALF, BF16, SINGLE = torch.float16, torch.bfloat16, torch.float32
 DTYPES = (HALF, BF16, SINGLE)
 PAIRS = [*itertools.product(DTYPES, DTYPES), *((dtype, None) for dtype in DTYPES)]
-"""Of x and the weight; ``None`` for no weight."""
+"""The dtypes of x and of the weight; ``None`` means no weight."""
 
 KINDS = ["llama", "gemma", "gemma-input-scaled", "gate-first", "gated-silu", "gated-sigmoid-cast-last"]
-"""Of what Triton's programs do, one variant each."""
+"""One variant for each kind of thing that Triton's programs do."""
 
 
 def tensors(variant="llama", x=SINGLE, weight=SINGLE, gate=None, shape=(2, 6, WIDTH), scale=1.0):
@@ -42,7 +42,7 @@ def summands(x=SINGLE, residual=None, weight=None, shape=(2, 6, WIDTH)):
 
 
 def both(module, variant="llama", name="rms_norm", **options):
-    """The function *name* of the backend's *module* and that of the reference, of tensors by name."""
+    """The function *name* of the backend's *module* and that of the reference, both called with tensors by name."""
 
     def called(function):
         return lambda **tensors: function(**tensors, variant=variant, **options)
@@ -51,7 +51,7 @@ def both(module, variant="llama", name="rms_norm", **options):
 
 
 def viewed(view, *functions):
-    """*functions* of views of x and gate, and of as much of the weight."""
+    """*functions*, called with views of x and gate, and with the part of the weight that fits."""
 
     def called(function):
         def run(x, weight, gate=None):

@@ -1,4 +1,4 @@
-"""A page of the documentation as a Python file: Triton reads the source of a kernel."""
+"""Imports a page of the documentation from a Python file, because Triton reads the source of a kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from test_docs import blocks
 
 
 def import_page(page: Path, folder: Path) -> ModuleType:
-    """Its blocks of Python, imported from one file in *folder*."""
+    """Import the Python blocks of *page* from one file in *folder*."""
     path = folder / f"page_{page.stem.replace('-', '_')}.py"
     path.write_text("\n".join(blocks(page)))
     spec = importlib.util.spec_from_file_location(path.stem, path)

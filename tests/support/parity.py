@@ -3,20 +3,20 @@
 import torch
 
 ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4}
-"""How far a result may be from where it should be, as a share of its size: so many roundings."""
+"""By how many roundings a result may be off, as a share of its size."""
 
 INEXACT = ("linear_attn.A_log", "linear_attn.dt_bias")
 """Parameters of decays in Qwen3-Next: in the unfused model, their gradients have lost two digits in float32.
 
-tests/recurrences/test_transformers.py measures by the formula in float64 instead.
+tests/recurrences/test_transformers.py compares them with the formula in float64 instead.
 """
 
 
 def assert_parity(manager, model, step, **options):
-    """The tensors that *step* gives by name are, fused, as near to the truth as unfused; after undo they are the same.
+    """Assert that the tensors of *step* are as near to the truth fused as unfused, and the same bits after undo.
 
-    The truth in half precision is the unfused model in float32, which *model* is left as. *options* are for apply_all.
-    Gives the report of what was fused.
+    *step* gives tensors by name. In half precision, the truth is the unfused model in float32, and *model* is left in
+    float32. *options* are for ``apply_all``. Returns the report of what was fused.
     """
     dtype = next(model.parameters()).dtype
     before = step(model)

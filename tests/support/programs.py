@@ -11,6 +11,6 @@ from fuseplug_backends.inductor import Program
 
 
 def by_pytorch(program: Program, *tensors: Tensor) -> Sequence[Tensor]:
-    """What *program* gives, computed by PyTorch: in place of ``Program.__call__``."""
+    """The results of *program*, computed by PyTorch; to be put in place of ``Program.__call__``."""
     with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
         return program.function(*tensors)

@@ -10,7 +10,7 @@ import torch
 from torch import distributed, multiprocessing
 
 _IMPORTED = ("torch.distributed.fsdp", "transformers.models.llama.modeling_llama", "support.losses", "support.kernels")
-"""What takes seconds to import, and is imported once for all ranks of a run."""
+"""Modules that take seconds to import, and are imported once for all ranks of a run."""
 
 _PATIENCE = datetime.timedelta(seconds=60)
 """How long a rank waits for one that failed."""
@@ -18,9 +18,10 @@ _PATIENCE = datetime.timedelta(seconds=60)
 GLOO_LETS_GO = 0.5
 """Seconds in which gloo's threads drop the tensors of the last collective; for that they need the GIL.
 
-If Python ends before that, it stops such a thread in a destructor of C++, which aborts the process: "terminate called
-without an active exception" (pytorch#190489). Fuseplug has no part in it: with torch 2.13 alone, of 52 ranks that kept
-the group, had a heap of a million lists and ended after an `all_reduce`, 7 were aborted; of 80 that slept before, none.
+If Python ends before that, it stops such a thread in a C++ destructor, which aborts the process: "terminate called
+without an active exception" (pytorch#190489). Fuseplug plays no part in this. With torch 2.13 alone, of 52 ranks that
+kept the group, had a heap of a million lists and ended after an `all_reduce`, 7 were aborted; of 80 that slept before,
+none.
 """
 
 
@@ -42,7 +43,7 @@ def failures(check, cases):
 
 
 def asked(request, *names):
-    """What the chosen tests of the module of *request* ask of the ranks: their parameters *names*."""
+    """The parameters *names* of the chosen tests in the module of *request*, as cases for the ranks."""
     chosen = [item for item in request.session.items if item.path == request.path]
     return [tuple(map(item.callspec.params.get, names)) for item in chosen if hasattr(item, "callspec")]
 

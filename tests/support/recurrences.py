@@ -1,4 +1,4 @@
-"""The recurrences of linear attention and state spaces, as the tests in tests/recurrences ask for them: a row each."""
+"""The recurrences of linear attention and state spaces, one row each, for the tests in tests/recurrences."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ BF16, HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float16, torch.float32, torch
 
 @dataclass(frozen=True)
 class Recurrence:
-    """One recurrence. What is a mapping are arguments by name: of its function, or of *tensors*.
+    """One recurrence. The mappings are arguments by name, of its function or of *tensors*.
 
     Attributes:
         op: Its name, which is also that of its function.
-        tensors: Makes the function's arguments, of a dtype and that of what does not depend on the token.
-        tolerance: As the recogniser has it.
-        how: What else the function is called with.
-        others: The same, otherwise.
-        shapes: Less than a chunk, one token, one chunk, one and a token, several.
-        long: More than a chunk, for few channels.
-        tiny: For derivatives by differences.
-        short: One chunk, one part, one token: where something may be no copy.
+        tensors: Makes the function's arguments in one dtype, and some of them, such as decays, in another.
+        tolerance: The recogniser's tolerance.
+        how: The other arguments of the function.
+        others: Alternatives to *how*.
+        shapes: Less than a chunk, one token, one chunk, a chunk and a token, several chunks.
+        long: More than a chunk, with few channels.
+        tiny: For derivatives by finite differences.
+        short: One chunk, one part, one token: sizes at which something may not have been copied.
         step: One token.
         empty: No tokens, and no sequences.
         optional: Arguments that may be missing.
-        two: Two arguments that every token has.
-        wanted: Some of which gradients are wanted.
-        decay: The argument that has the decays, and some of its elements.
-        kept: Arguments of *tensors*, and the shapes of what is kept for the backward besides the arguments.
+        two: Two arguments that have values for every token.
+        wanted: Groups of arguments whose gradients alone are wanted.
+        decay: The argument that has the decays, and an index of some of its elements.
+        kept: Arguments of *tensors*, and the shapes of the tensors that the backward keeps besides the arguments.
         npu: Whether it has a kernel for NPUs.
     """
 
@@ -64,14 +64,14 @@ class Recurrence:
     npu: bool = field(default=False, kw_only=True)
 
     def both(self, kernel: ModuleType, **how: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """The function of the module *kernel*, and the reference, called *how*, or as usual."""
+        """The function of the module *kernel*, and the reference, with the arguments *how*, or else the row's."""
         reference = importlib.import_module(f"fuseplug_{self.op}.reference")
         ours, theirs = (functools.partial(getattr(m, self.op), **how or self.how) for m in (kernel, reference))
         return ours, theirs
 
 
 def rows() -> dict[str, Recurrence]:
-    """Those that the chosen backend computes, by name."""
+    """The recurrences that the chosen backend computes, by name."""
     from . import delta_rules, scans, ssd
 
     every = {"selective_scan": scans.ROW, "ssd": ssd.ROW, **delta_rules.ROWS}
@@ -80,7 +80,7 @@ def rows() -> dict[str, Recurrence]:
 
 
 def reference_manager(*ops: str) -> KernelManager:
-    """One with kernels whose functions are the references, to test what is found without computing in chunks, say."""
+    """A manager with references as kernels, to test, say, what is recognised without computing in chunks."""
 
     def kernel(op: str) -> type[BaseKernel]:
         kernels = importlib.import_module(f"fuseplug_{op}.kernels")
@@ -92,7 +92,7 @@ def reference_manager(*ops: str) -> KernelManager:
 
 
 def assert_left_alone(manager: KernelManager, module: nn.Module, why: str) -> None:
-    """Nothing of *module* is fused, and the report says *why*."""
+    """Assert that nothing of *module* is fused, and that the report says *why*."""
     report = manager.plan(module).report
     assert not report.fused, report
     assert why in "; ".join(entry.why_not for entry in report.left_alone), report
@@ -101,7 +101,7 @@ def assert_left_alone(manager: KernelManager, module: nn.Module, why: str) -> No
 def assert_given_as_asked(
     manager: KernelManager, module: nn.Module, arguments: Sequence[Any], hows: Sequence[Mapping[str, Any]]
 ) -> None:
-    """The kernel computes the call of *module* with each of *hows*: values and strides are the original's."""
+    """Assert that the kernel computes *module* with each of *hows*, with the original's values and strides."""
     expected = [module(*arguments, **how) for how in hows]
     with manager.apply_all(module) as applied:
         for how, before in zip(hows, expected, strict=True):

@@ -1,4 +1,4 @@
-"""Rotations to try on a device, and how what comes of them is judged."""
+"""Rotations to try on a device, and how their results are judged."""
 
 import functools
 
@@ -17,7 +17,7 @@ DTYPES = [
 ]
 HALF, PAIRS = "half", "interleaved"
 WAYS = [HALF, PAIRS, "half-partial", "interleaved-trailing", "interleaved-first-half-partial", "mla", "mla-full-table"]
-"""One for each way that planes are read and written, tables are indexed, and a rest is left over."""
+"""One variant for each way in which planes are read and written, tables are indexed, and a rest is left over."""
 
 SIZES = [
     {"batch": 3, "length": 3},
@@ -75,7 +75,7 @@ LAYOUTS = {
     "repeated": (lambda x: heads_first(x[:, :, :1].expand(-1, -1, 3, -1)), lambda t: t, {}),
     "a vector": (lambda x: x[0, 0, 0], lambda t: t[0, 0, 0], {}),
 }
-"""How x is seen from what a projection gives, how tables are from (tables, 1, sequence, angles), and what differs."""
+"""Views of x as projections give it, views of tables (tables, 1, sequence, angles), and arguments of `tensors`."""
 
 RARE = {
     "float64": (HALF, as_attention, {"x": torch.float64}),
@@ -93,7 +93,7 @@ RARE = {
     ),
     "tables of two shapes": (HALF, lambda q, k, cos, sin: (heads_first(q), heads_first(k), cos, sin[0]), {}),
 }
-"""Calls that a kernel may leave to the reference: the variant, how q, k and the tables are seen, and their sizes."""
+"""Calls that a kernel may leave to the reference: a variant, views of the leaves, and arguments of `tensors`."""
 
 
 def on(device, leaves, dtype=None):
@@ -111,7 +111,7 @@ def outcome(function, leaves, see):
 
 
 def assert_right(rope, device, leaves, see=as_attention, variant=HALF, roundings=4.0, share_of_theirs=2.0):
-    """The tolerance is that of `fuseplug_verify`: by the error of the original, or by counted roundings."""
+    """Assert `fuseplug_verify`'s tolerance: results are judged by the original's error, or by counted roundings."""
     ours = outcome(functools.partial(rope, variant=variant), on(device, leaves), see)
     original = functools.partial(reference, variant=variant)
     theirs, truth = (outcome(original, on("cpu", leaves, dtype), see) for dtype in (None, torch.float64))

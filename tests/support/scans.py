@@ -11,7 +11,7 @@ from .recurrences import SINGLE, Recurrence
 from .tiny import BASE
 
 TOLERANCE = Tolerance(8.0, 25.0, by_row=False)
-"""As the recogniser has it."""
+"""The recogniser's tolerance."""
 
 
 MODELS = {
@@ -32,7 +32,7 @@ MODELS = {
     ),
     "falcon_mamba": (BASE | {"state_size": 4}, 2, 1),
 }
-"""The arguments of each config, the number of mixers, and how many scans each makes."""
+"""The arguments of each config, the number of mixers, and the number of scans in each mixer."""
 
 
 def tensors(
@@ -45,8 +45,8 @@ def tensors(
 ) -> dict[str, Tensor]:
     """Arguments of `selective_scan` by name.
 
-    *shape* is ``(batch, channels, tokens)``; *wide* is the dtype of what does not depend on the token; *optional* says
-    whether there are D, z, delta_bias and a state before.
+    *shape* is ``(batch, channels, tokens)``; *wide* is the dtype of arguments that do not depend on the token;
+    *optional* says whether there are D, z, delta_bias and an initial state.
     """
     batch, channels, tokens = shape
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Mixture-of-experts models of transformers, small, and what is to be found in them."""
+"""Small mixture-of-experts models of transformers, and the variants that are to be found in them."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ NEXT = {
 }
 SECTIONS = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4}
 SEEING = {"rope_scaling": SECTIONS, "rope_parameters": SECTIONS, "decoder_sparse_step": 1, "mlp_only_layers": []}
-# model type, its config, the variants in transformers 5 and 4.57; None where its blocks are left alone
+# Model type, its config, and the variants in transformers 5 and 4.57; None if its blocks are left alone.
 MODELS = [
     ("mixtral", {}, "silu", "silu renormalised"),
     ("qwen2_moe", {"shared_expert_intermediate_size": 16}, "silu", "silu norm_topk_prob gated shared"),
@@ -73,10 +73,10 @@ def build(model_type, config):
         made = AutoConfig.for_model(model_type, **SMALL | config)
     except ValueError:
         pytest.skip(f"this version of transformers has no {model_type}")
-    model = AutoModel.from_config(made).train()  # in eval mode some keep to themselves where gradients are wanted
+    model = AutoModel.from_config(made).train()  # in eval mode, some originals compute calls with gradients
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # Routers that are far from undecided, for no rounding to choose another expert.
+            # The routers decide clearly, so that no rounding chooses another expert.
             parameter.normal_(0, 1.0 if parameter.shape[0] in (6, 8) and parameter.dim() == 2 else 0.2)
             if parameter.dim() == 1 and "norm" in name:
                 parameter.add_(1)
@@ -84,7 +84,7 @@ def build(model_type, config):
 
 
 def step(model, autocast=None):
-    """One forward, under *autocast* to that dtype, and backward: the outputs and every gradient, by name."""
+    """One forward, under autocast to the dtype *autocast* if given, and backward: output and gradients, by name."""
     tokens = (torch.arange(24).view(2, 12) % 60 + 1).to(model.device)
     model.zero_grad()
     with torch.autocast(model.device.type, autocast, enabled=autocast is not None):

@@ -13,7 +13,7 @@ from .recurrences import SINGLE, Recurrence
 from .tiny import BASE
 
 TOLERANCE = Tolerance(8.0, 28.0, by_row=False)
-"""As the recogniser has it."""
+"""The recogniser's tolerance."""
 
 
 MAMBA = {"mamba_d_state": 4, "mamba_n_heads": 16, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_chunk_size": 8}
@@ -45,8 +45,8 @@ def tensors(
 ) -> dict[str, Tensor]:
     """Arguments of `ssd` by name.
 
-    *shape* is ``(batch, tokens, heads, width)``; *wide* is the dtype of what does not depend on the token; *optional*
-    says whether there are D, dt_bias and initial_states.
+    *shape* is ``(batch, tokens, heads, width)``; *wide* is the dtype of arguments that do not depend on the token;
+    *optional* says whether there are D, dt_bias and initial_states.
     """
     batch, tokens, heads, width = shape
     generator = torch.Generator().manual_seed(0)

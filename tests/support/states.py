@@ -1,10 +1,10 @@
-"""What a model is, to the last attribute: for comparing before and after."""
+"""The state of a model, to the last attribute, for comparing before and after."""
 
 import types
 
 
 def state_of(model):
-    """For every module, what its registries and its instance hold, by name."""
+    """The contents of every module's registries and instance, by name."""
     registries = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
     return {
         path: {"": dict(module.__dict__)} | {name: dict(module.__dict__[name]) for name in registries}
@@ -13,7 +13,7 @@ def state_of(model):
 
 
 def differing(before, after):
-    """Where two states are not the same objects under the same names, in the same order."""
+    """The places where two states do not hold the same objects under the same names in the same order."""
     found = [f"module {path!r}" for path in before.keys() ^ after.keys()]
     for path in before.keys() & after.keys():
         for registry, held in before[path].items():
@@ -26,7 +26,7 @@ def differing(before, after):
 
 
 def _same(one, other):
-    # A bound method is made anew at each look.
+    # Each look-up makes a new bound method.
     return one == other if isinstance(one, types.MethodType) else one is other
 
 

@@ -1,4 +1,4 @@
-"""Work that goes wrong, for processes that start quickly."""
+"""Tasks that go wrong, in a module that a process imports quickly."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What takes long and is left to ``nox -s thorough``: the same question, put to more of a kind."""
+"""Marks tests that take long and are left to ``nox -s thorough``: the same question, put to more cases."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ thorough = pytest.mark.thorough
 
 
 def thorough_on(*names: str) -> Callable[[Any], Any]:
-    """A decorator of tests that take long on the backends *names*, and not on the others."""
+    """A decorator for tests that take long on the backends *names*, but not on others."""
     return thorough if backends.NAME in names else lambda test: test
 
 
 def few_on(name: str, values: Iterable[Any], quick: int = 1) -> list[Any]:
-    """*values* of a single name for ``parametrize``, on the backend *name* all but the first *quick* `thorough`."""
+    """*values* of one name for ``parametrize``; on the backend *name*, all but the first *quick* marked `thorough`."""
     values = list(values)
     return first_quick(map(pytest.param, values), quick) if name == backends.NAME else values
 
@@ -27,26 +27,26 @@ def few_on(name: str, values: Iterable[Any], quick: int = 1) -> list[Any]:
 def first_quick(values: Iterable[Any], quick: int = 1) -> list[Any]:
     """*values* for ``parametrize``, all but the first *quick* marked `thorough`.
 
-    A tuple is a value for each of several names; wrap one that is the value of a single name in ``pytest.param``.
+    A tuple has a value for each of several names; wrap a tuple that is the value of one name in ``pytest.param``.
     """
     values = list(values)
     return [*values[:quick], *map(_marked, values[quick:])]
 
 
 def quick_if(values: Iterable[Any], quick: Container[Any]) -> list[Any]:
-    """*values* for ``parametrize``, those that are not in *quick* marked `thorough`."""
+    """*values* for ``parametrize``, all but those in *quick* marked `thorough`."""
     return [value if _named(value) in quick else _marked(value) for value in values]
 
 
 def covering(rows: Iterable[Any], by: Callable[..., Iterable[Hashable]] | None = None) -> list[Any]:
     """*rows* for ``parametrize``, all but a few marked `thorough`: every value of every parameter occurs in these few.
 
-    The next row is always the one with the most values that no row before it has, then the one with the most pairs of
-    values, so that dtypes, say, take turns; of equal ones, the first.
+    The next of these few is always the row with the most values that none of them has yet. Among equals, it is the row
+    with the most new pairs of values, so that dtypes, say, take turns; then the first.
 
     Args:
         rows: Tuples, or ``pytest.param`` of several values: `itertools.product` makes a grid of them.
-        by: Called with the values of a row; what must occur, if not each of the values.
+        by: Called with the values of a row; returns what must occur, if that is not each of the values.
     """
     rows = list(rows)
     has = [_told_apart(by(*_values(row)) if by else _values(row)) for row in rows]

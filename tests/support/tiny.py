@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-# One width for each purpose throughout, and one eps: what is compiled for one model serves all.
+# One width for each purpose throughout, and one eps, so that programs compiled for one model serve all.
 BASE: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 64,
@@ -88,7 +88,7 @@ TINY: dict[str, Mapping[str, Any]] = {
 """The arguments of each config, by model type."""
 
 _SIDE = 8
-"""Patches along each side of the image that a model with eyes is shown."""
+"""Patches along each side of the image, for a model that takes one."""
 
 
 def exists(model_type: str) -> bool:
@@ -100,8 +100,8 @@ def build(model_type: str, dtype: torch.dtype = torch.float32, **options: Any) -
     """A model in eval mode, always with the same weights; in half precision its tokens go to every expert.
 
     Args:
-        model_type: A key of `TINY`, or another with all that its config must say among *options*.
-        dtype: Of its weights.
+        model_type: A key of `TINY`, or another type, with everything that its config must say among *options*.
+        dtype: The dtype of its weights.
         options: Other arguments of its config.
     """
     torch.manual_seed(0)
@@ -122,7 +122,7 @@ def build(model_type: str, dtype: torch.dtype = torch.float32, **options: Any) -
 
 
 def inputs(model: nn.Module) -> dict[str, Tensor]:
-    """Two sequences of tokens, and an image where the model sees."""
+    """Two sequences of tokens; for a model that takes images, one sequence with an image in it."""
     tokens = torch.arange(24).view(2, 12) * 7 % 57 + 3
     vision = getattr(model.config, "vision_config", None)
     if vision is None:

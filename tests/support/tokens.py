@@ -2,7 +2,7 @@
 
 
 def number_tokenizer(size=32):
-    """The words ``"0"`` to the largest below *size*, each its own token."""
+    """A tokenizer of the words from ``"0"`` to the largest number below *size*, each its own token."""
     import tokenizers
     from transformers import PreTrainedTokenizerFast
 

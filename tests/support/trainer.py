@@ -21,7 +21,7 @@ OPTIONS: Mapping[str, Any] = {
     "use_cpu": True,
     "disable_tqdm": True,
 }
-"""Of `TrainingArguments`, unless others are given."""
+"""The default options of `TrainingArguments`."""
 
 
 def rows(words: int) -> list[dict[str, Tensor]]:
@@ -32,7 +32,7 @@ def rows(words: int) -> list[dict[str, Tensor]]:
 def trainer_of(
     folder: Any, model: Any, data: Sequence[Any], callbacks: Iterable[Any] = (), model_init: Any = None, **options: Any
 ) -> Trainer:
-    """One for *model*; *options* are for `TrainingArguments`."""
+    """A `Trainer` for *model*; *options* are for `TrainingArguments`."""
     from transformers import Trainer, TrainingArguments
 
     return Trainer(

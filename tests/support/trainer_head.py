@@ -1,4 +1,4 @@
-"""A head such as TRL's trainers put on a model: a forward of the instance, whose function is one of autograd."""
+"""A head like those that TRL's trainers put on a model: a forward of the instance that calls a function of autograd."""
 
 import functools
 import math
@@ -12,7 +12,7 @@ OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 
 
 def logits_of(hidden, weight, bias, temperature, cap, scale):
-    """The logits, and by what a gradient of theirs is multiplied."""
+    """The logits, and the factor by which their gradient is multiplied."""
     z = torch.mm(hidden, weight.to(hidden.dtype).t())
     if bias is not None:
         z = z.add_(bias)
@@ -77,7 +77,7 @@ class Scores(torch.autograd.Function):
 
 
 def add_head(model, temperature=0.7, outputs=OUTPUTS):
-    """Put one on *model*: ``model(..., labels=labels, scored=True)`` gives the results, by name."""
+    """Put a head on *model*: ``model(..., labels=labels, scored=True)`` then returns the results, by name."""
     original_forward = model.forward
 
     @functools.wraps(type(model).forward)
@@ -96,7 +96,7 @@ def add_head(model, temperature=0.7, outputs=OUTPUTS):
 
 
 def rewritten(old, new):
-    """This module, where it says *old*, with *new*."""
+    """A copy of this module whose source has *new* in place of *old*."""
     source = Path(__file__).read_text()
     assert source.count(old) == 1, old
     module = types.ModuleType("support.trainer_head_rewritten")

@@ -42,7 +42,7 @@ def tolerance(dtype: torch.dtype) -> Tolerance:
 def tensors(
     dtype: torch.dtype = SINGLE, bias: bool = False, tokens: int = TOKENS, words: int = WORDS
 ) -> dict[str, Tensor]:
-    """Hidden states of which some predict with certainty, one is zero."""
+    """Hidden states, some of which predict with certainty and some of which are zero; a weight; and perhaps a bias."""
     generator = torch.Generator().manual_seed(0)
     magnitudes = torch.tensor((1.0, 4.0, 0.1, 0.0, 2.0)).repeat(-(-tokens // 5))[:tokens, None]
     found = {
@@ -54,7 +54,7 @@ def tensors(
 
 
 def labels_for(tokens: int = TOKENS, words: int = WORDS) -> Tensor:
-    """The first and the last word among them, and where there is room, some that are ignored."""
+    """Labels with the first and the last word among them and, where there is room, some that are ignored."""
     labels = torch.randint(words, (tokens,), generator=torch.Generator().manual_seed(1))
     labels[0] = words - 1
     labels[2::4] = -100
@@ -63,7 +63,7 @@ def labels_for(tokens: int = TOKENS, words: int = WORDS) -> Tensor:
 
 
 def both(backend: Any, name: str, labels: Tensor | None = None, **options: Any) -> tuple[Any, Any]:
-    """The function *name* of *backend* and that of the reference, of hidden states, weight and bias."""
+    """The function *name* of *backend* and that of the reference, both called with hidden states, weight and bias."""
     labels = labels_for() if labels is None else labels
 
     def called(function: Any) -> Any:

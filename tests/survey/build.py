@@ -21,11 +21,11 @@ _MAPPINGS += sorted(name for name in vars(modeling_auto) if name.startswith("MOD
 
 
 LARGEST = 50_000_000
-"""Parameters of a model that is built."""
+"""A model with more parameters is not built."""
 
 
 class NoModel(Exception):
-    """A config that no model of transformers is built from by itself."""
+    """Raised for a config from which transformers builds no model by itself."""
 
 
 def build(model_type: str, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -45,10 +45,10 @@ def build(model_type: str, dtype: torch.dtype = torch.float32) -> nn.Module:
 def of_class(
     model_class: type[PreTrainedModel], config: PretrainedConfig | None = None, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
-    """A *model_class* in eval mode, from *config*, or else from its own class's made small.
+    """A *model_class* in eval mode, from *config*, or by default from a small config of its own class.
 
     Raises:
-        Exception: Whatever config and model raise.
+        Exception: Whatever config and model raise; a `ValueError` if it has more than `LARGEST` parameters.
     """
     config = small_config(model_class.config_class) if config is None else config
     size = _size(model_class, config)
@@ -70,7 +70,7 @@ def _size(model_class: type[PreTrainedModel], config: PretrainedConfig) -> int:
 
 
 def model_classes(model_type: str, config_class: type[PretrainedConfig]) -> Iterator[type[PreTrainedModel]]:
-    """Those that transformers builds for *model_type*, whole ones first, then those that take its config."""
+    """The classes that transformers builds for *model_type*, whole models first, then others that take its config."""
     module = importlib.import_module(config_class.__module__.replace(".configuration_", ".modeling_"))
     for mapping in _MAPPINGS:
         names = getattr(modeling_auto, mapping, {}).get(model_type, ())
@@ -85,12 +85,12 @@ def model_classes(model_type: str, config_class: type[PretrainedConfig]) -> Iter
 
 
 def _takes(model_class: type[PreTrainedModel], config_class: type[PretrainedConfig]) -> bool:
-    """Whether a model is built from such a config, not only with one for a part of it."""
+    """Whether *model_class* is built from a *config_class*, and not only with one for a part of it."""
     return model_class.config_class is None or issubclass(config_class, model_class.config_class)
 
 
 def give_values(model: nn.Module) -> None:
-    """Random numbers where a model leaves ones, zeros or whatever memory holds: those would hide what is done there."""
+    """Put random numbers in place of ones, zeros and whatever memory holds, which would hide what is done with them."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

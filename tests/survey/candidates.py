@@ -1,4 +1,4 @@
-"""What a module may be called with, by the names of its parameters."""
+"""The inputs with which a module may be called, by the names of its parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAKERS: Mapping[str, Callable[[Submodule], list[Any]]] = {
     **sound.MAKERS,
     **rare_inputs.MAKERS,
 }
-"""What a parameter of a name may be given, likely values first; with None it is not given unless it must be."""
+"""The values for a parameter of each name, likely ones first; ``None`` leaves it out unless it is required."""
 
 _MAIN: tuple[tuple[str, ...], ...] = (
     ("input_ids", "pixel_values"),
@@ -39,16 +39,16 @@ _MAIN: tuple[tuple[str, ...], ...] = (
     ("inputs_embeds",),
     ("hidden_states",),
 )
-"""What is given besides what must be, most first."""
+"""The choices of parameters to give besides the required ones, several parameters before one."""
 
 _MANY = 40
-"""Candidates for one choice of parameters."""
+"""The most candidates for one choice of parameters."""
 
 Inputs = dict[str, Any]
 
 
 def candidates(submodule: Submodule) -> Iterator[Iterator[Inputs]]:
-    """What *submodule* may be called with: for each choice of parameters, most first, values, likely ones first."""
+    """Inputs for *submodule*: for each choice of parameters, in the order of `_MAIN`, values, likely ones first."""
     tried = set()
     for names in (*_MAIN, ()):
         chosen = _completed(submodule, names)
@@ -58,7 +58,7 @@ def candidates(submodule: Submodule) -> Iterator[Iterator[Inputs]]:
 
 
 def _completed(submodule: Submodule, names: tuple[str, ...]) -> tuple[str, ...]:
-    """*names*, what must be given besides, and what goes along with them."""
+    """The required parameters, *names*, and the parameters that accompany them."""
     names = (*submodule.required, *names)
     along = [*(pictures.WITH if any("pixel" in n for n in names) else ())]
     along += sound.WITH if "input_features" in names else ()
@@ -81,7 +81,7 @@ def _given(submodule: Submodule, names: tuple[str, ...]) -> Iterator[Inputs]:
 
 
 def _likely_first(choices: list[list[Any]]) -> Iterator[tuple[Any, ...]]:
-    """Every way to take one of each of *choices*, those first that take the first of most."""
+    """Every way to take one value from each of *choices*, in order of how far down the values are in their choices."""
     orders = itertools.product(*(range(len(choice)) for choice in choices))
     for order in sorted(orders, key=sum):
         yield tuple(choice[n] for choice, n in zip(choices, order, strict=True))

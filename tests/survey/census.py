@@ -1,11 +1,11 @@
 """Which classes and functions of transformers compute one of the ops, and which of them got an answer.
 
 `classes.json` lists them by release, op and folder of ``transformers.models``, as read from the source of every
-modeling file: what has the arithmetic of the op in its forward, whatever its name. For rotations it names functions,
-and below ``rope_calls`` the classes that call them. For the loss of a head it names models: those whose forward takes
-labels, and calls their output embeddings and a loss. For causal convolutions, gated delta rules, selective scans
-and chunk scans it names mixers: those that call a function which transformers 5.24 has for the op, and the same classes
-of older releases.
+modeling file: a class is listed if its forward has the arithmetic of the op, whatever its name. For rotations, the file
+lists functions, and under ``rope_calls`` the classes that call them. For the loss of a head, it lists the models whose
+forward takes labels, and calls the output embeddings and a loss. For causal convolutions, gated delta rules, selective
+scans and chunk scans, it lists the mixers that call a function which transformers 5.24 has for the op, and the same
+classes of older releases.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Census:
     """The classes of one release.
 
     Attributes:
-        classes: By op, the pairs of folder and name of a class, for ``"rope"`` of a function.
-        calls: The pairs of folder and class that call a rotation, with the names of what they call.
+        classes: By op, the pairs of folder and name of each class, or for ``"rope"``, of each function.
+        calls: The pairs of folder and name of each class that calls a rotation, with the names of the functions called.
     """
 
     classes: Mapping[str, frozenset[tuple[str, str]]]
@@ -41,10 +41,10 @@ class Census:
 
     @classmethod
     def of(cls, release: str = transformers.__version__) -> Census:
-        """The census of *release*, the installed one unless another is named.
+        """The census of *release*, which is the installed one by default.
 
         Raises:
-            KeyError: If there is none.
+            KeyError: If *release* has no census.
         """
         found = json.loads(_FILE.read_text())[release]
         classes = {op: frozenset((d, n) for d, names in found[op].items() for n in names) for op in OPS}
@@ -64,7 +64,7 @@ class Census:
         return ops | ({"rope"} if where in self.calls else set())
 
     def keys(self, site: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-        """What of the census the record of a site speaks of: op, folder, and name of the class or function."""
+        """The entries of the census that the record of a site is about: op, folder, and class or function name."""
         op, folder, name = site["op"], site["folder"], site["class"]
         if op == "rope":
             method, _, function = site["target"].partition(":")
@@ -75,9 +75,9 @@ class Census:
         yield from ((op, folder, each) for each in sorted(names) if (folder, each) in self.classes[op])
 
     def concerns(self, config_class: type[PretrainedConfig]) -> bool:
-        """Whether what is built from *config_class*, or from a config within it, is written where an op is computed."""
+        """Whether *config_class*, or a config within it, is written in a folder with classes that compute an op."""
         folders = {folder for op in OPS for folder, _ in self.classes[op]}
-        # Those with backbones find out from an instance what is within.
+        # Configs with backbones know only from an instance which configs are within.
         within = config_class.sub_configs if isinstance(config_class.sub_configs, dict) else {}
         return located(config_class)[0] in folders or any(
             issubclass(each, PretrainedConfig) and each is not config_class and self.concerns(each)
@@ -85,7 +85,7 @@ class Census:
         )
 
     def unanswered(self, model: nn.Module, report: Report) -> list[dict[str, str]]:
-        """The classes in *model* that compute an op and about which *report* says nothing, each once."""
+        """The classes in *model* that compute an op, but about which *report* says nothing, each once."""
         answered = {(path, op) for entry in report.entries for op in ops_of(entry, report) for path in entry.paths}
         silent = {}
         for path, module in model.named_modules():
@@ -97,13 +97,13 @@ class Census:
 
 
 def ops_of(entry: Entry, report: Report) -> list[str]:
-    """The ops that *entry* is an answer for: several, if no kernel proposed anything and those of several said why."""
+    """The ops that *entry* answers for: several if no kernel proposed anything and kernels of several ops said why."""
     ops = {record.kernel_id: record.kernel.op for record in report.records if record.kernel}
     said = [ops[kernel] for kernel, _ in entry.rejections if entry.target is None and kernel in ops]
     return list(dict.fromkeys([entry.op, *said]))
 
 
 def located(cls: type) -> tuple[str, str]:
-    """The folder of ``transformers.models`` that *cls* is written in, and its name."""
+    """The folder of ``transformers.models`` in which *cls* is written, and the name of *cls*."""
     parts = cls.__module__.split(".")
     return (parts[2] if parts[:2] == ["transformers", "models"] and len(parts) > 2 else "", cls.__name__)

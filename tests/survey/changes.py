@@ -1,4 +1,4 @@
-"""Which answers are others than before: how a change of what is recognised is judged."""
+"""Finds the answers that differ from earlier ones, to judge a change of what is recognised."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .collect import Answer
 
 
 class Change(NamedTuple):
-    """One class or function whose answer is another."""
+    """One class or function whose answer has changed."""
 
     before: Answer
     now: Answer
 
     @property
     def lost(self) -> bool:
-        """Whether it was fused and is not any more."""
+        """Whether it was fused and no longer is."""
         return self.before.how == "fused" != self.now.how
 
     def __str__(self) -> str:
@@ -26,7 +26,7 @@ class Change(NamedTuple):
 
 
 def changes(before: Iterable[Answer], now: Sequence[Answer]) -> Iterator[Change]:
-    """What *now* answers otherwise than *before*: whether something is fused, or as which variants."""
+    """The answers of *now* that differ from *before*, in whether something is fused or in its variants."""
     old = {(answer.op, answer.folder, answer.name): answer for answer in before}
     for answer in now:
         key = answer.op, answer.folder, answer.name
@@ -36,7 +36,7 @@ def changes(before: Iterable[Answer], now: Sequence[Answer]) -> Iterator[Change]
 
 
 def fused_of_each_op(answers: Sequence[Answer]) -> Iterator[str]:
-    """A line for each op."""
+    """A line for each op: how many of its classes are fused."""
     for op in dict.fromkeys(answer.op for answer in answers):
         of_op = [answer for answer in answers if answer.op == op]
         yield f"{op}: {sum(answer.how == 'fused' for answer in of_op)} of {len(of_op)} fused"

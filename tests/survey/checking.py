@@ -1,4 +1,4 @@
-"""One model type: what is fused in it and what is not, and whether it computes what it did."""
+"""One model type: what is fused in it and what is not, and whether it still computes the same."""
 
 from __future__ import annotations
 
@@ -26,22 +26,25 @@ from .labels import all_calls
 Site = dict[str, Any]
 
 ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4}
-"""What a tensor of a fused model may be from its unfused value, as a share of its size: so many roundings, and"""
+"""By how many roundings a tensor of a fused model may differ from its unfused value, as a share of its size."""
 
 TIMES = 4
-"""so many times what the model itself moves by if every fused result is another by one rounding,"""
+"""Added to this: so many times the distance that the model moves if every fused result moves by one rounding."""
 
 DTYPES = tuple(str(dtype).removeprefix("torch.") for dtype in ROUNDINGS)
-"""The names of the dtypes, under which a record has what was found in them."""
+"""The names of the dtypes, under which a record has the findings for each."""
 
 ELSEWHERE = ("npu", "cuda")
-"""The devices that are not here, for which it is planned too."""
+"""The devices that are not here, but for which plans are made, too."""
 
 ALLOW = ("lazy_logits",)
-"""What the survey agrees to: everything, so that it sees every kernel."""
+"""The consents that the survey gives: all, so that it sees every kernel."""
 
 FEWEST_DRAWS, MOST_DRAWS = 3, 16
-"""the most of so many draws: it is a matter of chance how far a single number moves, or whether an expert is chosen."""
+"""How often that distance is drawn, at least and at most.
+
+The largest counts, because it is a matter of chance how far a single number moves, or whether an expert is chosen.
+"""
 
 
 def check(
@@ -54,9 +57,9 @@ def check(
 ) -> dict[str, Any]:
     """The record of *model_type*, fused and compared on *device*, and planned for *others*: plain data.
 
-    With *plan_only* no kernel is run, and the status of what would have been is ``"planned"``. Its status is otherwise
-    ``"checked"``; ``"mismatch"``; ``"not compared"``, where a step raised, in bfloat16 a fused one;
-    ``"not run"``, where none was found; ``"nothing fused"``; ``"nothing to fuse"``; ``"not built"``; or ``"no model"``.
+    With *plan_only*, no kernel is run, and the status of a model that is built is ``"planned"``. Otherwise it is
+    ``"checked"``; ``"mismatch"``; ``"not compared"``, if a step raised, in bfloat16 a fused one; ``"not run"``, if no
+    call was found; ``"nothing fused"``; ``"nothing to fuse"``; ``"not built"``; or ``"no model"``.
     """
     record: dict[str, Any] = {"model_type": model_type}
     start = time.perf_counter()
@@ -72,7 +75,7 @@ def check(
         report = manager.plan(model, verify=False, allow=ALLOW).report
         silent = census.unanswered(model, report)
         return record | {"status": "planned", "sites": sites(model, report), "unanswered": silent}
-    # Another for the device, for some keep tensors when they are called that do not move with them.
+    # A second model for the device, because some models, once called, keep tensors that do not move with them.
     there = model if device == "cpu" else build(model_type).to(device)
     record |= _planned_and_compared(manager, census, model, there, others)
     return record | {"seconds": time.perf_counter() - start}
@@ -81,7 +84,7 @@ def check(
 def _planned_and_compared(
     manager: KernelManager, census: Census, model: nn.Module, there: nn.Module, others: Sequence[str]
 ) -> dict[str, Any]:
-    """*model*, on the CPU, is tried for what it can be called with; *there* is what is fused."""
+    """The findings for *there*, which is fused; calls for it are found by trying *model*, which is on the CPU."""
     report = manager.plan(there, verify=False, allow=ALLOW).report
     found: dict[str, Any] = {"unanswered": census.unanswered(model, report)}
     if not (report.entries or found["unanswered"]):
@@ -96,7 +99,7 @@ def _planned_and_compared(
 
 
 def planned(manager: KernelManager, model: nn.Module, verify: bool = True) -> dict[str, Any]:
-    """What would be fused in *model*; without *verify* no kernel is run."""
+    """What would be fused in *model*; without *verify*, no kernel is run."""
     report = manager.plan(model, verify=verify, allow=ALLOW).report
     return {"planning": report.seconds, "sites": sites(model, report)}
 
@@ -113,7 +116,7 @@ def elsewhere(manager: KernelManager, model: nn.Module, device: str) -> dict[str
 
 
 def compared(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) -> dict[str, Any]:
-    """What is fused in *model*, and how its results compare, in each dtype that it runs in unfused."""
+    """What is fused in *model*, and how its results compare in each dtype in which it runs unfused."""
     found: dict[str, Any] = {}
     for dtype, name in zip(ROUNDINGS, DTYPES, strict=True):
         report = None
@@ -129,7 +132,7 @@ def compared(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) ->
         if dtype is torch.float32:
             report = report or manager.plan(model, allow=ALLOW).report
             made = calls if "unfused" not in found[name] else ()
-            # A head is replaced in calls with labels only.
+            # A head is replaced only in calls with labels.
             paths = {path for entry in report.entries for path in entry.paths}
             anyhow = called(model, made, paths)
             training = called(model, [call for call in made if call.loss], paths)
@@ -149,7 +152,7 @@ def _status(found: Mapping[str, Any]) -> str:
 
 
 def sites(model: nn.Module, report: Report, called: Collection[tuple[str, str]] = ()) -> list[Site]:
-    """The answers of *report*, those of alike sites counted together; *called* are the ops and paths of a step."""
+    """The answers of *report*, with equal sites counted together; *called* has the ops and paths that a step called."""
     found: Counter[tuple[tuple[str, Any], ...]] = Counter()
     calls: Counter[tuple[tuple[str, Any], ...]] = Counter()
     every = [(entry, op) for entry in report.entries for op in ops_of(entry, report)]
@@ -169,7 +172,7 @@ def sites(model: nn.Module, report: Report, called: Collection[tuple[str, str]] 
 
 
 def _called_by(cls: type, target: Target | None) -> tuple[str, ...]:
-    """What the function that *target* names calls of its own file: a rotation may be written in two functions."""
+    """The functions of its own file that the function in *target* calls: a rotation may be written as two functions."""
     if target is None or target.function is None:
         return ()
     names = vars(sys.modules[cls.__module__])
@@ -180,8 +183,8 @@ def _called_by(cls: type, target: Target | None) -> tuple[str, ...]:
 def comparison(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) -> tuple[Report, dict[str, Any]]:
     """What is fused, and how far that moves the results of a step.
 
-    Given are the largest share that any tensor took of what it is allowed, and the names of those that took more; of a
-    model in float32 also whose the calls are under autocast.
+    The record has the largest share of its tolerance that any tensor needed, and the names of tensors that exceed
+    theirs; for a model in float32, also who computes the calls under autocast.
     """
     # Before the first step: Wav2Vec2-Conformer keeps a table of positions in the dtype of the last call.
     unfused = raised_under_autocast(model, calls) if _is_float32(model) else None
@@ -219,7 +222,7 @@ def _is_float32(model: nn.Module) -> bool:
 
 
 def _replaced(model: nn.Module, entry: Entry) -> nn.Module:
-    """The module that is replaced, at the site or below it."""
+    """The module whose target is replaced: the site or a module below it."""
     below = entry.target.path if entry.target is not None else ""
     return model.get_submodule(".".join(part for part in (entry.paths[0], below) if part))
 
@@ -234,14 +237,14 @@ def _share(found: Tensor | None, true: Tensor, moved: Sequence[Tensor | None], n
         return 0.0
     movement = max(float("nan") if each is None else _distance(each, true) for each in moved)
     allowed = ROUNDINGS.get(true.dtype, 16) * torch.finfo(true.dtype).eps * _size(true) + TIMES * movement + noise
-    # Nothing at all is allowed of a result that is zero, unless a draw shows that it is by chance.
+    # A result that is zero must stay zero, unless a draw shows that it is zero by chance.
     return distance / allowed if allowed else float("inf")
 
 
 def _noise(values: Mapping[str, Tensor], parameters: Collection[str]) -> dict[str, float]:
-    """Of each gradient of a parameter, one rounding of the largest gradient that the same call gives.
+    """For each gradient of a parameter, one rounding of the largest gradient that the same call gives.
 
-    A gradient that is truly zero is the difference of others, and none of those is more exact.
+    A gradient that is truly zero is the difference of others, which are no more exact than that.
     """
     roundings: dict[str, dict[str, float]] = {}
     for name, value in values.items():
@@ -267,5 +270,5 @@ def _same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
 
 
 def said(error: Exception) -> str:
-    """*error* in a line."""
+    """*error* in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -1,4 +1,4 @@
-"""From records of models and classes to what is known of each class and function of the census, and to numbers."""
+"""Turns records of models and classes into an answer for each class and function of the census, and into totals."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Answer:
-    """What is known of one class or, for rotations, function.
+    """What is known of one class or, for rotations, of one function.
 
     Attributes:
-        op: What it computes.
-        folder: Where in ``transformers.models`` it is written.
+        op: The op that it computes.
+        folder: The folder of ``transformers.models`` in which it is written.
         name: Its name.
         how: ``"fused"``, ``"left alone"``, ``"no answer"``, ``"not built"``, or ``"not called"`` by any class.
-        variants: What it was found to be, if fused; why not, if left alone.
-        compared: Whether a model or instance in which it is fused, and called, was compared with itself unfused.
+        variants: The variants that were found, if fused; the reasons, if left alone.
+        compared: Whether a model or instance in which it is fused and called was compared with itself unfused.
     """
 
     op: str
@@ -36,7 +36,7 @@ class Answer:
 
 
 def answers(census: Census, records: Iterable[Record]) -> list[Answer]:
-    """What *records* say of everything in *census*."""
+    """What *records* say of each class and function in *census*."""
     rows: dict[tuple[str, str, str], list[tuple[Record, Record]]] = {}
     silent: set[tuple[str, str, str]] = set()
     for record in records:

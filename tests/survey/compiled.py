@@ -1,4 +1,4 @@
-"""What keeps a survey from compiling one program again and again."""
+"""Keeps a survey from compiling the same program again and again."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import transformers.models
 
 
 def import_every_model() -> None:
-    """Import all modeling files, of which each may register pytree nodes: with another number of these, what was
-    compiled is compiled again.
+    """Import all modeling files, so that none is imported later.
+
+    Each may register pytree nodes, and whenever their number changes, programs are compiled again.
     """
     for folder in pkgutil.iter_modules(transformers.models.__path__, "transformers.models."):
         for file in pkgutil.iter_modules(getattr(importlib.import_module(folder.name), "__path__", ())):
             if file.name.startswith("modeling_") and not file.name.startswith(("modeling_tf_", "modeling_flax_")):
-                with contextlib.suppress(ImportError, RuntimeError):  # of what is not installed
+                with contextlib.suppress(ImportError, RuntimeError):  # something that it needs is not installed
                     importlib.import_module(f"{folder.name}.{file.name}")

@@ -1,5 +1,6 @@
-"""What a model is called with so that every module of it in question is: once as a whole, and where that is not enough
-its parts by themselves.
+"""Finds calls of a model that together reach every module in question.
+
+The whole model is called first. If that is not enough, its parts are called by themselves.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ Inputs = dict[str, Any]
 
 @dataclass(frozen=True)
 class Call:
-    """The module at *path*, the model itself at ``""``, called with *inputs*.
+    """A call of the module at *path* with *inputs*; ``""`` is the path of the model itself.
 
-    Of what it gives, only the loss is looked at if *loss* is true.
+    If *loss* is true, only the loss among its results counts.
     """
 
     path: str
@@ -35,10 +36,10 @@ class Call:
 
 
 def calls_for(model: nn.Module, paths: Collection[str]) -> list[Call]:
-    """Calls after which each module at *paths* has been called, as far as there are any.
+    """Calls that reach every module at *paths*, as far as such calls are found.
 
     Raises:
-        RuntimeError: If there are none at all, with what was said of each try.
+        RuntimeError: If none is found; the message has the error of each try.
     """
     left, said, calls = set(paths), [], []
     tried = set()
@@ -62,8 +63,9 @@ def calls_for(model: nn.Module, paths: Collection[str]) -> list[Call]:
 def _first_that_runs(
     model: nn.Module, path: str, choice: Iterable[Inputs], wanted: Collection[str], said: list[str]
 ) -> tuple[Call, set[str]] | None:
-    """The first call with one of *choice* that runs, with those of *wanted* that it reaches; why others do not runs
-    is added to *said*.
+    """The first call with one of *choice* that runs, and the paths in *wanted* that it reaches.
+
+    The errors of calls that do not run are added to *said*.
     """
     for inputs in choice:
         call = Call(path, inputs)
@@ -75,7 +77,7 @@ def _first_that_runs(
 
 
 def _above(path: str) -> Iterator[str]:
-    """Every module that *path* is in, outermost first, then itself."""
+    """The paths of all modules around the one at *path*, outermost first, then *path* itself."""
     return itertools.accumulate(path.split("."), "{}.{}".format)
 
 
@@ -84,7 +86,11 @@ def _inside(path: str, other: str) -> bool:
 
 
 def _reached(model: nn.Module, call: Call, paths: Collection[str]) -> set[str]:
-    """Those of *paths* whose modules *call* calls on the way to something differentiable."""
+    """The *paths* whose modules *call* reaches.
+
+    Raises:
+        Exception: Whatever the call raises; a `ValueError` if it gives nothing differentiable.
+    """
     found: set[str] = set()
     handles = [
         model.get_submodule(path).register_forward_pre_hook(lambda *_, path=path: found.add(path)) for path in paths
@@ -99,14 +105,14 @@ def _reached(model: nn.Module, call: Call, paths: Collection[str]) -> set[str]:
 
 
 def called(model: nn.Module, calls: Sequence[Call], paths: Collection[str]) -> set[str]:
-    """Those of *paths* whose modules are called."""
+    """The *paths* whose modules *calls* reach."""
     return set().union(*(_reached(model, call, paths) for call in calls))
 
 
 def outputs(model: nn.Module, call: Call) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What *call* gives, the same each time, and what a gradient may be asked of: tensors by name.
+    """The differentiable results of *call*, the same each time, and its inputs that may have gradients, by name.
 
-    The whole model's own inputs are not among the latter: what it does with them need not be differentiable.
+    Inputs of the whole model are left out: what it does with them need not be differentiable.
     """
     torch.manual_seed(0)
     main = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(()))
@@ -132,8 +138,9 @@ def outputs(model: nn.Module, call: Call) -> tuple[dict[str, Tensor], dict[str, 
 
 
 def step(model: nn.Module, calls: Sequence[Call], autocast: torch.dtype | None = None) -> dict[str, Tensor]:
-    """One forward and backward for each of *calls*: what came out, and the gradient of each parameter and input that
-    has one, by name, on the CPU. The forward runs under *autocast* to that dtype.
+    """One forward and backward for each of *calls*: all outputs and gradients, by name, on the CPU.
+
+    The gradients are those of parameters and inputs. The forward runs under autocast to the dtype *autocast*, if given.
     """
     kind = next((parameter.device.type for parameter in model.parameters()), "cpu")
     result = {}

@@ -1,4 +1,4 @@
-"""Which kernels are called where a model trains under autocast."""
+"""Finds out which kernels compute calls when a model trains under autocast."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from fuseplug.patching.counting import tried
 from .feeding import Call, step
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-"""What it casts to, by the names in records."""
+"""The dtypes to which autocast casts, by their names in records."""
 
 
 def under_autocast(
     applied: Applied, model: nn.Module, calls: Sequence[Call], unfused: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Whose the calls of a step of *model*, which *applied* fused, are under autocast to each dtype.
+    """Who computes the calls in a step of *model*, which *applied* fused, under autocast to each dtype.
 
-    By name of the dtype and op: how many the kernel computed, how many the original, and why. Where *model* raises
-    *unfused*, that error instead.
+    By name of the dtype and op: how many calls the kernel computed, how many the original, and why. For a dtype in
+    *unfused*, with which the unfused model raises, the error instead.
 
     Raises:
-        Exception: Whatever the step raises where the unfused model raises nothing.
+        Exception: Whatever the step raises for a dtype with which the unfused model raises nothing.
     """
     return {
         name: {"unfused": unfused[name]} if name in unfused else _by_op(applied, model, calls, dtype)
@@ -35,7 +35,7 @@ def under_autocast(
 
 
 def raised_under_autocast(model: nn.Module, calls: Sequence[Call]) -> dict[str, str]:
-    """What a step of *model*, unfused, raises under autocast, by name of the dtype, where it raises."""
+    """The errors that a step of the unfused *model* raises under autocast, by name of the dtype."""
     raised = {}
     for name, dtype in DTYPES.items():
         try:

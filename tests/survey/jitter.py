@@ -1,4 +1,4 @@
-"""How far a model moves when each result that a kernel would give is another by one rounding."""
+"""Moves each result that a kernel would give by one rounding, to see how far the model moves."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 
 @contextlib.contextmanager
 def one_rounding(modules: Iterable[nn.Module], draw: int = 0) -> Iterator[None]:
-    """Move what goes into and comes out of *modules*, and the gradients on their way back, by a rounding each.
+    """Move each input and output of *modules*, and each gradient on its way back, by one rounding.
 
-    Each *draw* moves them in another way.
+    Each *draw* moves them differently.
     """
     generator = torch.Generator().manual_seed(draw)
 

@@ -1,4 +1,4 @@
-"""The kernels that are surveyed, and how they are run where their device is not."""
+"""The kinds of kernels that are surveyed, and how they run on a machine without their device."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class KernelKind:
     """One kind of kernels.
 
     Attributes:
-        kernels: What their ids begin with; ``""`` for all, of which those that run on the device take part.
-        device: Where the models are.
-        description: What they are and how they are run, for a person.
-        ready: Makes this process one that can run them, until it ends.
+        kernels: The prefix of their ids; ``""`` for all kernels, of which those that run on the device take part.
+        device: The device of the models.
+        description: The kernels and how they are run, in words.
+        ready: Returns a context in which this process can run the kernels of a manager.
     """
 
     kernels: str
@@ -50,7 +50,7 @@ class KernelKind:
     ready: Callable[[KernelManager], AbstractContextManager[object]]
 
     def manager(self) -> KernelManager:
-        """One with these kernels."""
+        """A manager with these kernels."""
         everybody = KernelManager(environ={})
         if not self.kernels:
             return everybody

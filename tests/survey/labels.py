@@ -1,4 +1,4 @@
-"""All calls of a model: also one of training, with labels, of which it makes a loss."""
+"""All calls of a model, including a training call with labels, from which it computes a loss."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .submodule import LENGTH
 
 
 def all_calls(model: nn.Module, paths: Collection[str]) -> list[Call]:
-    """The calls of *model* that `calls_for` finds, and one of training if it makes a loss of labels.
+    """The calls of *model* that `calls_for` finds, and a training call if it computes a loss from labels.
 
     Raises:
         RuntimeError: As `calls_for`.
@@ -25,14 +25,14 @@ def all_calls(model: nn.Module, paths: Collection[str]) -> list[Call]:
 
 
 def _training_call(model: nn.Module, calls: Sequence[Call]) -> Call | None:
-    """One of *calls* with labels, the first that gives a loss with a gradient; ``None`` if there is none."""
+    """The first of *calls* that, with labels, gives a loss with a gradient; ``None`` if there is none."""
     if "labels" not in inspect.signature(model.forward).parameters:
         return None
     for inputs in (given for call in calls if not call.path for given in labelled(call.inputs)):
         call = Call("", inputs, loss=True)
         try:
             (loss,) = outputs(model, call)[0].values()
-        except Exception:  # another way may do; what the model does without labels is compared in any case
+        except Exception:  # another way may work; calls without labels are compared in any case
             continue
         if loss.isfinite():
             return call
@@ -40,7 +40,7 @@ def _training_call(model: nn.Module, calls: Sequence[Call]) -> Call | None:
 
 
 def labelled(inputs: Inputs) -> Iterator[Inputs]:
-    """*inputs* with labels: as data collators give them, those of a decoder instead of its own input."""
+    """*inputs* with labels, as data collators give them: for a decoder, first in place of its own input."""
     given = {name: value for name, value in inputs.items() if name != "labels"}
     tokens = given.get("decoder_input_ids", given.get("input_ids"))
     alone = {name: value for name, value in given.items() if name != "decoder_input_ids"}

@@ -1,10 +1,10 @@
-"""The norms and gated MLPs of diffusers and timm: what is fused, and whether it computes what it did.
+"""The norms and gated MLPs of diffusers and timm: which are fused, and whether they still compute the same.
 
     python -m survey.libraries [files or models] [--jobs 2] [--keep]
 
-Nobody lists them. Every class of these libraries that can be built is built, small and by itself, and is concerned if a
-kernel answers for it, with a proposal or a rejection. Models, built small from their configs, tell how often each class
-occurs. Writes docs/coverage-libraries.json and .md.
+No list of these classes exists. So every class of the two libraries that can be built is built, small and by itself.
+It counts if a kernel answers for it, with a proposal or a rejection. Models, built small from their configs, show how
+often each class occurs. Writes docs/coverage-libraries.json and .md.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ PAGE = ROOT / "docs" / "coverage-libraries.md"
 OPS = ("rmsnorm", "swiglu")
 FOLDERS = {"diffusers": ("diffusers.models",), "timm": ("timm.layers", "timm.models")}
 LARGEST = 100_000_000
-"""Parameters of a model that is built."""
+"""A model with more parameters is not built."""
 
 LIMIT = 1800.0
-"""Seconds for a file or a model."""
+"""The most seconds that a file or a model may take."""
 
 MODEL = "model "
-"""Begins the task of a model, and goes on with its library and its name."""
+"""The prefix of a model's task; the library and the name of the model follow."""
 
 MOST_MODULES = 16
-"""In a norm or a gated MLP, itself counted."""
+"""The most modules in a norm or a gated MLP, including itself."""
 
 WIDTH = 64
 _ARGUMENTS: tuple[tuple[str, Any], ...] = (
@@ -72,7 +72,7 @@ _ARGUMENTS: tuple[tuple[str, Any], ...] = (
     (r"kernel_size|stride|patch_size", 1),
     (r".*(size|dim|dims|features|width|model|channels|chs|planes|shape|channel)|(dim|features|channels)_.*", WIDTH),
 )
-"""What a constructor is given, by the name of the parameter."""
+"""The arguments given to a constructor, by patterns of parameter names."""
 
 _SMALL: tuple[tuple[str, int], ...] = (
     (r".*(num|n)_.*(layers|blocks)|.*layers|.*depth", 1),
@@ -80,7 +80,7 @@ _SMALL: tuple[tuple[str, int], ...] = (
     (r".*(intermediate|ffn|hidden|inner|cross_attention|joint_attention|caption).*(dim|size|channels)", WIDTH),
     (r".*vocab_size|.*num_embeds.*", WIDTH),
 )
-"""The most that a number of a model's config is."""
+"""The largest values for numbers in a model's config, by patterns of their names."""
 
 _DIFFUSERS: Mapping[str, Mapping[str, Any]] = {
     "SD3Transformer2DModel": {"qk_norm": "rms_norm", "caption_projection_dim": 128},  # as in Stable Diffusion 3.5
@@ -108,7 +108,7 @@ _DIFFUSERS: Mapping[str, Mapping[str, Any]] = {
     "StableAudioDiTModel": {},
     "UVit2DModel": {},
 }
-"""The models of diffusers, with what else their configs must say."""
+"""The models of diffusers, with further arguments that their configs need."""
 
 _TIMM: Mapping[str, Mapping[str, Any]] = {
     "test_vit": {},
@@ -133,7 +133,7 @@ _TIMM: Mapping[str, Mapping[str, Any]] = {
     "test_mambaout": {},
     "csatv2": {},
 }
-"""The models of timm, with what makes them small: those whose files name such a norm or MLP, and some that do not."""
+"""The models of timm, with arguments that make them small: models whose files name a norm or gated MLP, and others."""
 
 
 MODELS = {"diffusers": _DIFFUSERS, "timm": _TIMM}
@@ -164,7 +164,7 @@ def _keep(task: str, record: dict[str, Any]) -> None:
 
 
 def publish(records: Sequence[Mapping[str, Any]], page: Path, partial: str = "") -> None:
-    """Write the page and what it is made of: a line for each class and each model; and what is missing, if anything."""
+    """Write the page and its data, a line for each class and model; *partial* says what is missing, if anything."""
     content = {
         "machine": machine() | {"libraries": {name: version(name) for name in ("diffusers", "timm")}},
         "partial": partial,
@@ -185,7 +185,7 @@ def _lines(rows: Sequence[Any]) -> str:
 
 
 def files() -> list[str]:
-    """The Python modules of both libraries that define modules of torch."""
+    """The names of the Python modules of both libraries that define torch modules."""
     found = []
     for folder in (folder for folders in FOLDERS.values() for folder in folders):
         package = importlib.import_module(folder)
@@ -201,10 +201,10 @@ def models() -> list[str]:
 
 
 def classes_in(module: str) -> Iterator[type[nn.Module]]:
-    """The classes of modules that the Python module *module* defines."""
+    """The subclasses of `nn.Module` that the Python module *module* defines."""
     try:
         found = vars(importlib.import_module(module))
-    except Exception:  # of what is not installed
+    except Exception:  # something that it needs is not installed
         return
     for value in list(found.values()):
         if inspect.isclass(value) and issubclass(value, nn.Module) and value.__module__ == module:
@@ -212,7 +212,7 @@ def classes_in(module: str) -> Iterator[type[nn.Module]]:
 
 
 def worker() -> Callable[[str], dict[str, Any]]:
-    """What does a task, in a process of its own."""
+    """The function that does a task, for use in a process of its own."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     manager = KernelManager(environ={})
@@ -226,7 +226,7 @@ def worker() -> Callable[[str], dict[str, Any]]:
 
 
 def class_records(manager: KernelManager, cls: type[nn.Module]) -> Iterator[dict[str, Any]]:
-    """What is known of *cls* by itself, for each op that a kernel answers for; nothing if none does."""
+    """The records of *cls* by itself: one for each op for which a kernel answers, none if no kernel does."""
     for module in instances(cls):
         report = manager.plan(module, verify=False).report
         ops = {entry.op for entry in report.entries if "" in entry.paths} & {*OPS}
@@ -248,7 +248,7 @@ def _checked(manager: KernelManager, module: nn.Module, op: str) -> dict[str, An
     record.pop("planning")
     fused = any(site["fused"] for site in own)
     if record["status"] == "checked" and not fused:
-        record["status"] = "nothing fused"  # but for what it calls
+        record["status"] = "nothing fused"  # except in modules that it calls
     return record | {"fused": fused, "answer": _answer(own)}
 
 
@@ -257,7 +257,10 @@ def _answer(sites: Sequence[Mapping[str, Any]]) -> str:
 
 
 def instances(cls: type[nn.Module]) -> Iterator[nn.Module]:
-    """*cls*, small, with values everywhere: with as few arguments as it takes, then with all that would be ``None``."""
+    """Small instances of *cls*, with values everywhere.
+
+    The first has the required arguments only; the second also has the arguments that default to ``None``.
+    """
     choices = [_arguments(cls, every) for every in (False, True)]
     for arguments in choices[: 1 + (choices[0] != choices[1])]:
         try:
@@ -268,7 +271,7 @@ def instances(cls: type[nn.Module]) -> Iterator[nn.Module]:
             module = cls(**arguments)
             give_values(module)
             yield module.eval().float()
-        except Exception:  # most are no norms, and need what is made nowhere else
+        except Exception:  # most classes are no norms, and need arguments that are not made here
             continue
 
 
@@ -283,7 +286,7 @@ def _arguments(cls: type[nn.Module], every: bool) -> dict[str, Any]:
 
 
 def model_record(manager: KernelManager, library: str, name: str) -> dict[str, Any]:
-    """The sites of one model: of each class of the library how many, and how many of them are fused."""
+    """The record of one model: for each class, how many sites it has and how many of them are fused."""
     record: dict[str, Any] = {"library": library, "model": name}
     try:
         model = built(library, name)
@@ -305,10 +308,10 @@ def _site(model: nn.Module, report: Report) -> Iterator[tuple[tuple[str, Any], .
 
 
 def built(library: str, name: str) -> nn.Module:
-    """A small model, without weights of anybody's.
+    """A small model without pretrained weights.
 
     Raises:
-        Exception: Whatever its constructor raises; a `ValueError`, if it is large all the same.
+        Exception: Whatever its constructor raises; a `ValueError` if it has more than `LARGEST` parameters.
     """
     if library == "timm":
         import timm

@@ -1,4 +1,4 @@
-"""docs/coverage-libraries.md, from the records of classes and models."""
+"""Renders docs/coverage-libraries.md from the records of classes and models."""
 
 from __future__ import annotations
 

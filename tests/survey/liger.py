@@ -1,10 +1,10 @@
-"""On how many model types Liger-Kernel's kernels fit, by what Fuseplug plans for a GPU, and what is declined and why.
+"""Counts the model types that Liger-Kernel's kernels fit, as planned for a GPU, and the reasons why kernels decline.
 
     python -m survey.liger [model types]
 
-Nothing is run on a device: each module is examined on the CPU, and the kernels' own checks are pending. Records are
-kept as they come; a run that was stopped goes on where it was. Writes docs/liger.json from all that were made with
-this code.
+Nothing is run on a device: each module is examined on the CPU, and the kernels' own checks are pending. Each record is
+kept as soon as it is made, so a run that was stopped resumes where it was. Writes docs/liger.json from all records that
+were made with this code.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RESULT = ROOT / "docs" / "liger.json"
 
 
 def record_of(model_type: str) -> dict[str, Any]:
-    """What is planned for *model_type*, by op: how many targets are fused, and how many declined for each reason."""
+    """The plan for *model_type*: how many targets of each op are fused, and how many are declined for each reason."""
     record: dict[str, Any] = {"model_type": model_type}
     try:
         model = build(model_type)
@@ -57,7 +57,7 @@ def record_of(model_type: str) -> dict[str, Any]:
 
 
 def summary(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The records in numbers: of model types, and of classes of reasons."""
+    """The totals of *records*: of model types, and for each op, of targets and of reasons for declines."""
     planned = [record for record in records if record["status"] == "planned"]
     of_op = {}
     for op in sorted({op for record in planned for op in (*record["fused"], *record["declined"])}):
@@ -89,7 +89,7 @@ def summary(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def of_liger(why: str) -> str:
-    """What Liger does not compute, without the variant that it is; or that the module is not recognised at all."""
+    """What Liger does not compute, without the name of the variant; or that the module is not recognised at all."""
     _, _, reason = why.partition(": it computes ")
     return reason.partition(": ")[2] or "not recognised, so that no kernel of any backend is proposed"
 

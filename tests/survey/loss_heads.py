@@ -1,9 +1,9 @@
-"""Every language model of transformers, in one call with labels: whether its loss is computed without the logits.
+"""Calls each language model of transformers with labels, to see whether its loss is computed without the logits.
 
     python -m survey.loss_heads [classes]
 
-prints a row for each class, then how many there are of each status. It uses the reference as the kernel, or what
-``LOSS_KERNEL`` names: what is in question is how models and kernel are put together, not a backend.
+prints a row for each class, then how many classes have each status. The kernel is the reference, or the kernel that
+``LOSS_KERNEL`` names: the question is how models and kernel fit together, not what a backend computes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from .labels import labelled
 from .submodule import Submodule
 
 KIND = re.compile(r"^class (\w+(?:ForCausalLM|ForConditionalGeneration|LMHeadModel))\(", re.MULTILINE)
-"""What is trained on labels that are tokens, by the names that transformers gives."""
+"""The classes that are trained with tokens as labels, by the names that transformers gives them."""
 
 LIMIT = 300.0
-"""Seconds for a class."""
+"""The most seconds that a class may take."""
 
 LOSS, GRADIENT = 1e-5, 1e-4
-"""How far, as a share of its size, the loss may be from the unfused one, and a gradient: the order of a sum differs."""
+"""How far the loss and a gradient may be from the unfused ones, as shares of their size: the order of sums differs."""
 
 _TRIES = 120
 
@@ -55,7 +55,7 @@ class Class(NamedTuple):
 
 
 def classes() -> list[Class]:
-    """All that the installed transformers has, found without importing them."""
+    """All such classes of the installed transformers, found without importing them."""
     models = Path(transformers.__file__).with_name("models")
     return [
         Class(path.parent.name, path.stem, name)
@@ -68,9 +68,9 @@ def classes() -> list[Class]:
 def check(manager: KernelManager, each: Class) -> dict[str, Any]:
     """The record of one class: plain data.
 
-    Its status is ``"fused"``: nothing needed the logits before they were read; ``"made real"``: something did, and
-    ``"why"`` says what; ``"declined"``, with the reason; ``"no head"``, where no kernel answers; ``"not fused"``: the
-    head was not called in the scope; ``"mismatch"``; ``"not built"``; or ``"not run"``.
+    Its status is ``"fused"``, if nothing needed the logits before they were read; ``"made real"``, if something did,
+    and ``"why"`` says what; ``"declined"``, with the reason; ``"no head"``, if no kernel answers; ``"not fused"``, if
+    the head was not called in the scope; ``"mismatch"``; ``"not built"``; or ``"not run"``.
     """
     try:
         model = of_class(_find(each))
@@ -116,7 +116,7 @@ def compared(manager: KernelManager, model: nn.Module, inputs: Inputs) -> dict[s
 
 
 def _forwards(model: nn.Module) -> list[Any]:
-    """What stands in the place of the class's own forward: transformers 4 leaves some of its own."""
+    """The forwards that stand in the place of the classes' own: transformers 4 leaves some there itself."""
     return [vars(module).get("forward") for module in model.modules()]
 
 
@@ -125,8 +125,8 @@ class Step(NamedTuple):
 
     Attributes:
         loss: The loss.
-        gradients: Of every parameter that has one.
-        output: What the model gave.
+        gradients: The gradient of every parameter that has one.
+        output: What the model returned.
     """
 
     loss: Tensor
@@ -135,7 +135,7 @@ class Step(NamedTuple):
 
 
 def step(model: nn.Module, inputs: Inputs) -> Step:
-    """One forward and backward, the same each time; what it gives is not looked at."""
+    """One forward and backward, the same each time; the output is not read."""
     torch.manual_seed(0)
     model.zero_grad(set_to_none=True)
     output = model(**copy.deepcopy(inputs))
@@ -146,14 +146,14 @@ def step(model: nn.Module, inputs: Inputs) -> Step:
 
 
 def differences(before: Step, found: Step, loss: float = LOSS, gradient: float = GRADIENT) -> list[str]:
-    """What differs by more than *loss* and *gradient*, as shares of the size."""
+    """The differences that are larger than *loss* and *gradient*, as shares of the size, in words."""
     wrong = []
     off = (before.loss - found.loss).abs() / before.loss.abs()
     if not off <= loss or before.loss.shape != found.loss.shape:
         wrong.append(f"loss {found.loss} for {before.loss}")
     if before.gradients.keys() != found.gradients.keys():
         wrong.append(f"gradients of {sorted(before.gradients.keys() ^ found.gradients.keys())[:4]}")
-    # What sums to nothing but rounding errors, such as the bias of keys, is judged by the size of all.
+    # A gradient that is only rounding errors, such as that of the bias of keys, is judged by the size of all gradients.
     size = max((each.abs().max().item() for each in before.gradients.values() if each.numel()), default=0.0)
     for name in before.gradients.keys() & found.gradients.keys():
         true, value = before.gradients[name], found.gradients[name]
@@ -167,7 +167,7 @@ def with_labels(model: nn.Module) -> Inputs:
     """The first call with labels that gives a loss.
 
     Raises:
-        RuntimeError: If there is none, with what was said of the last tries.
+        RuntimeError: If there is none; the message has the errors of the tries.
     """
     heard: list[str] = []
     choices = (inputs for choice in candidates(Submodule(model)) for inputs in choice)
@@ -186,7 +186,7 @@ def with_labels(model: nn.Module) -> Inputs:
 
 
 def tensors(value: Any, name: str = "output") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of *value*, of what it holds, by name."""
+    """The tensors in *value*, at any depth, by name."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, dict):
@@ -200,7 +200,7 @@ def tensors(value: Any, name: str = "output") -> Iterator[tuple[str, Tensor]]:
 def _same(true: Tensor, found: Tensor | None, name: str) -> bool:
     if found is None:
         return False
-    if name == "output.loss":  # judged by itself, and what is not computed from the logits is the same
+    if name == "output.loss":  # `differences` judges it; everything else must have the same bits
         return True
     return torch.equal(true.nan_to_num(), found.nan_to_num())
 

@@ -1,4 +1,4 @@
-"""Model families by the names that people call them, and what training frameworks patch for NPUs by name."""
+"""Model families by the names that people use, and the types that training frameworks patch for NPUs by name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class Family(NamedTuple):
     """One row of the page.
 
     Attributes:
-        name: What people call it.
+        name: The name that people use.
         model_type: As in its ``config.json``.
-        model_class: What is trained, in ``docs/losses.md`` unless its loss is fused.
+        model_class: The class that is trained; ``docs/losses.md`` has its status unless its loss is fused.
     """
 
     name: str
@@ -20,15 +20,15 @@ class Family(NamedTuple):
 
 
 class Patches(NamedTuple):
-    """What a framework patches on NPUs, as read in its code; nothing of it was run.
+    """The patches of a framework for NPUs, as read in its code; none was run.
 
     Attributes:
         framework: Its name.
         source: Repository, file and commit.
-        date: Of the commit.
-        model_types: The types that it names, as far as the reading noted them one by one.
-        english: Which operations, of which classes.
-        chinese: The same.
+        date: The date of the commit.
+        model_types: The types that the framework names, as far as they were noted one by one.
+        english: The patched operations and classes, in English.
+        chinese: The same in Chinese.
     """
 
     framework: str
@@ -142,4 +142,4 @@ PATCHES = (
         "9 个 Qwen 类型的 RMSNorm、SwiGLU、RoPE、MoE",
     ),
 )
-"""A type is named if any of its operations is patched: the reading did not note which."""
+"""A type is listed if any of its operations is patched; which operations of a type are patched was not noted."""

@@ -1,4 +1,4 @@
-"""docs/npu-models.md and docs/zh/npu-models.md, from the published records: what is fused on NPUs, by names of models.
+"""Renders docs/npu-models.md and docs/zh/npu-models.md from the published records: what NPUs fuse, by names of models.
 
 PYTHONPATH=tests python -m survey.npu_page
 """
@@ -73,7 +73,7 @@ Mamba-2 的 chunk scan 也有 [NPU 算子](../../kernel-packages/ssd/README.md)�
 
 
 class Words(NamedTuple):
-    """What a page says in its language."""
+    """The words of a page in its language."""
 
     path: str
     head: str
@@ -113,10 +113,11 @@ PAGES = (
 
 
 def to_markdown(words: Words, content: Mapping[str, Any], losses: Mapping[str, str]) -> str:
-    """The page of *words*.
+    """The page in the language of *words*.
 
     Raises:
-        ValueError: If a family was not compared with the kernels for NPUs, or they fuse less of it than those for CPUs.
+        ValueError: If a family was not compared with the kernels for NPUs, or if the number of sites that they fuse is
+            not that of the kernels for CPUs.
     """
     planned = {record["model_type"]: record for record in content["records"] if "model_type" in record}
     compared = {record["model_type"]: record for record in content["by npu"]}
@@ -165,13 +166,13 @@ def _patched_by(family: Family) -> str:
 
 
 def _of_npu(why: str) -> str:
-    """What the kernel for NPUs said, of what all kernels said."""
+    """The reason that the kernel for NPUs gave, out of the reasons of all kernels."""
     parts = re.split(r"; (?=\w+_fused_)", why)
     return _short(next(part for part in parts if part.startswith("npu_")).partition(": ")[2])
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """Each page, and what it should say."""
+    """The path of each page, and the text that it should have."""
     content = json.loads((DOCS / "coverage.json").read_text())["releases"][RELEASE]
     losses = losses_not_fused((DOCS / "losses.md").read_text())
     yield from ((DOCS / words.path, to_markdown(words, content, losses)) for words in PAGES)

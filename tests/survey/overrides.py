@@ -1,4 +1,4 @@
-"""What the rules of `small_configs` do not know, by model type; and what else a model must be given."""
+"""Exceptions to the rules of `small_configs`, by model type, and what else a model must be given."""
 
 from __future__ import annotations
 
@@ -204,4 +204,4 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         **({"layers_block_type": None} if _FIVE else {}),
     },
 }
-"""By model type, also of a config within another, arguments that are not what `small_config` makes of their names."""
+"""By model type, also of a config within another: arguments for which the rules of `small_config` do not hold."""

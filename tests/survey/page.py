@@ -1,4 +1,4 @@
-"""The records as docs/coverage.json, and docs/coverage.md for people."""
+"""Renders the records as docs/coverage.json, and for people as docs/coverage.md."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _LOSSES = """ A model whose forward takes labels was also called with some, and 
 
 
 def to_json(releases: Mapping[str, Mapping[str, Any]], about: Mapping[str, Any]) -> str:
-    """One record to a line, so that two of them can be compared."""
+    """The JSON, with one record to a line, so that records can be compared line by line."""
     lines = ["{", f' "machine": {json.dumps(about)},', ' "releases": {']
     for number, (release, content) in enumerate(releases.items()):
         parts = (f"   {json.dumps(key)}: {_lines(value)}" for key, value in content.items())
@@ -121,7 +121,7 @@ def _summary(releases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _cells(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the rows of a release are called, and say."""
+    """The names and contents of a release's rows in the summary."""
     for op, numbers in summary["ops"].items():
         yield f"{_NAMES[op]}: fused", f"**{numbers['fused']}** of {numbers['of']}"
         yield f"{_NAMES[op]}: compared", f"{numbers['compared']}"
@@ -143,12 +143,12 @@ def _cells(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def without_devices(content: Mapping[str, Any]) -> dict[str, Sequence[Mapping[str, Any]]]:
-    """The records of each kind of kernels that were run without their device."""
+    """The records of each kind of kernel that ran without its device."""
     return {kind: content[f"by {kind}"] for kind in KERNEL_KINDS if f"by {kind}" in content}
 
 
 def _runs(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
-    """What the kernels for other devices did with the models that those of Inductor were compared on."""
+    """The results of kernels for other devices, on the models that were compared with Inductor's kernels."""
     rows, rest = [], []
     for kind, records in runs.items():
         done = [record for record in records if record["status"] == "checked"]
@@ -215,7 +215,7 @@ def _errors(record: Mapping[str, Any]) -> Iterator[str]:
     for dtype in DTYPES:
         compared = record.get(dtype, {})
         if why := compared.get("error", compared.get("unfused")):
-            yield f"{dtype}: {why.partition(' [ERROR] ')[0]}"  # what torch_npu adds has the time and the process
+            yield f"{dtype}: {why.partition(' [ERROR] ')[0]}"  # torch_npu appends the time and the process
 
 
 def _models(content: Mapping[str, Any]) -> Iterator[str]:
@@ -241,14 +241,14 @@ def _models(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _recorded(records: Sequence[Mapping[str, Any]]) -> str:
-    """When *records* were made, which is not all in one run."""
+    """The days on which *records* were made, because not all come from one run."""
     days = Counter(record.get("recorded", "") for record in records)
     parts = [f"{count} on {day}" for day, count in sorted(days.items(), reverse=True) if day]
     return f"Of {len(records)} records, {', '.join(parts)}; the others earlier.\n" if parts else ""
 
 
 def _autocast(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Whose the calls of *record* are under autocast, by dtype and op; empty where that was not asked."""
+    """Who computes the calls of *record* under autocast, by dtype and op; empty if autocast was not tried."""
     found: Mapping[str, Any] = record.get(DTYPES[0], {}).get("autocast", {})
     return found
 
@@ -263,7 +263,7 @@ def _in_use(by_op: Mapping[str, Any]) -> str:
 
 
 def _originals_under_autocast(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The calls that originals compute under autocast, and why; how many each model has is in the table of models."""
+    """The calls that originals compute under autocast, and why; the table of models has their number for each model."""
     calls: dict[tuple[str, str, str], dict[str, int]] = defaultdict(dict)
     for record in records:
         if "model_type" not in record:
@@ -281,12 +281,12 @@ def _originals_under_autocast(records: Sequence[Mapping[str, Any]]) -> Iterator[
 
 
 def _few(names: Sequence[str]) -> str:
-    """*names*; of many, their number and the first."""
+    """*names*; if there are many, their number and the first two."""
     return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)}: {names[0]}, {names[1]} …"
 
 
 def _originals(row: Mapping[str, Any]) -> int:
-    """The calls that could have been the kernel's: a head whose loss is fused computes the logits of other calls."""
+    """The original's calls that a kernel could have computed: none if all were outside the scope of a fused loss."""
     return 0 if row["why"] == [OUTSIDE] else row["original"]
 
 
@@ -306,7 +306,7 @@ def _of_op(record: Mapping[str, Any], op: str) -> str:
 
 
 def _short(why: str) -> str:
-    """*why* without the names of kernels, which are all Inductor's, and without the end of what is long."""
+    """*why* without the names of kernels, which are all Inductor's; a long text is cut off."""
     why = re.sub(r"inductor_fused_\w+: ", "", why)
     return why if len(why) <= _MOST_CHARACTERS else f"{why[:_MOST_CHARACTERS]}…"
 
@@ -316,7 +316,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _together(rows: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
-    """One row for all of *rows* that are equal up to their last cell, with the last cells of all."""
+    """One row for all *rows* that differ in their last cell only, with all of these cells."""
     last: dict[tuple[str, ...], list[str]] = {}
     for *cells, name in rows:
         last.setdefault(tuple(cells), []).append(name)

@@ -1,4 +1,4 @@
-"""Two pictures in each of the forms that models take them in: whole, in patches, in tiles, in frames."""
+"""Two pictures in every form that models take: whole, in patches, in tiles, in frames."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .submodule import LENGTH, Submodule, noise
 
 _GRID = 4
-"""Patches along each side where a model takes pictures of any size."""
+"""Patches along each side of a picture for models that take pictures of any size."""
 
 
 def pictures(submodule: Submodule) -> list[Any]:
@@ -40,7 +40,7 @@ def film(submodule: Submodule) -> list[Any]:
 
 
 def flattened(submodule: Submodule) -> list[Any]:
-    """Patches in rows that begin with where in the picture each is."""
+    """Patches in rows, each of which begins with the patch's place in the picture."""
     where = torch.arange(2 * _GRID**2).view(2, -1, 1) % _GRID**2
     places = torch.cat([where // _GRID + 1, where % _GRID + 1], -1)
     return [torch.cat([places.float(), noise(2, _GRID**2, width)], -1) for width in _patch_widths(submodule)]
@@ -61,7 +61,7 @@ def _channels(submodule: Submodule) -> int:
 
 
 def _patch_widths(submodule: Submodule) -> list[int]:
-    """How many numbers a patch may have that the first layer in *submodule* which sees one takes."""
+    """How many numbers a patch may have, according to the first layer in *submodule* that takes patches."""
     found = []
     for tower in submodule.named(_TOWERS):
         for module in tower.modules():
@@ -153,4 +153,4 @@ WITH = (
     "aspect_ratio_mask",
     "image_attention_mask",
 )
-"""What a model is given along with pictures if it takes it."""
+"""The inputs that accompany pictures, if a model takes them."""

@@ -1,4 +1,4 @@
-"""Work for a few processes that may hang or die: each loses only what it was at."""
+"""Runs tasks in a few processes; one that hangs or dies loses only its current task."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def run(
     jobs: int,
     limit: float,
 ) -> None:
-    """Let *jobs* processes do *tasks*.
+    """Do *tasks* in *jobs* processes.
 
     Args:
-        tasks: What to do, in this order.
-        start: Called in each process, gives what does a task there; a function of a module.
+        tasks: The tasks, in the order in which they are begun.
+        start: A module-level function. Each process calls it, and does its tasks with the function that it returns.
         done: Called with each task and its record, by one thread at a time.
-        jobs: How many processes.
-        limit: Seconds that a task may take.
+        jobs: The number of processes.
+        limit: The seconds that a task may take.
     """
     waiting: SimpleQueue[str] = SimpleQueue()
     for task in tasks:
@@ -54,7 +54,7 @@ def run(
 
 
 class _Worker:
-    """One process, another when it is gone."""
+    """A process that does tasks; a new one takes its place when it has ended."""
 
     def __init__(self, start: Callable[[], Work]) -> None:
         self._start = start

@@ -1,4 +1,4 @@
-"""What only a few models take: time series, the state of a robot, a few frames of a film and what came before them."""
+"""Inputs that only a few models take: time series, the state of a robot, frames of a film and of what came before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _series(submodule: Submodule) -> list[Any]:
 
 
 def _rotation(submodule: Submodule) -> list[Any]:
-    """Cosines and sines for as many vectors as there are."""
+    """Cosines and sines, one row for each vector."""
     width = submodule.number("head_dim", default=16)
     angles = noise(LENGTH, width // 2)
     cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
@@ -26,24 +26,24 @@ def _rotation(submodule: Submodule) -> list[Any]:
 
 
 def _seen(submodule: Submodule) -> list[Any]:
-    """What is seen in two frames, place by place."""
+    """The features of two frames, place by place."""
     return [noise(_places(submodule, "position_ids"), 2, submodule.width)]
 
 
 def _remembered(submodule: Submodule) -> list[Any]:
-    """What was seen in frames before, as wide as the attention of the submodule takes it."""
+    """The features of earlier frames, in the widths that the attention of *submodule* takes."""
     keys = [m for name, m in submodule.module.named_modules() if name.endswith("k_proj") and isinstance(m, nn.Linear)]
     places = _places(submodule, "position_ids_k", "position_ids")
     return [noise(places, 2, width) for width in dict.fromkeys(k.in_features for k in reversed(keys))]
 
 
 def _places(submodule: Submodule, *names: str) -> int:
-    """As many as *submodule* has positions for."""
+    """The number of places for which *submodule* has positions."""
     return next((max(getattr(submodule.module, name).shape) for name in names if hasattr(submodule.module, name)), 16)
 
 
 def _as_wide_as(name: str, *shape: int) -> Callable[[Submodule], list[Any]]:
-    """Vectors for the first weight of the modules called *name*."""
+    """Makes vectors for the first linear layer in or below a module called *name*."""
 
     def make(submodule: Submodule) -> list[Any]:
         found = [m for path, m in submodule.module.named_modules() if name in path.split(".")]
@@ -117,4 +117,4 @@ WITH = (
     "rotary_pos_emb",
     "t_cond",
 )
-"""What a model is given along with anything else if it takes it."""
+"""The inputs that accompany any others, if a model takes them."""

@@ -1,16 +1,16 @@
-"""Every model type of the installed transformers: what is fused in it, and whether it computes what it did.
+"""Surveys every model type of the installed transformers: what is fused, and whether it still computes the same.
 
     python -m survey.run [model types, or "class OP/FOLDER/NAME"] [--kernels npu] [--publish] [--plan-only]
         [--jobs 2] [--fresh] [--keep]
 
-Inductor's kernels are asked about everything there is; others run what was compared with these on. Model types that are
-named are recorded, and with ``--publish`` their records take the place of the published ones.
+Inductor's kernels are asked about all model types and classes. Other kernels run the model types that were compared
+with Inductor's. Model types that are named are recorded; with ``--publish``, their records replace the published ones.
 
-With ``--plan-only`` no kernel is run and nothing is published: every answer that differs from the published one is
-printed, and the status is 1 if something that was fused is not any more.
+With ``--plan-only``, no kernel is run and nothing is published. Every answer that differs from the published one is
+printed, and the exit status is 1 if anything that was fused no longer is.
 
-A record is kept for each model type as soon as it is there, so that a run which was stopped goes on where it was. What
-was recorded with other code is done again, unless ``--keep`` is given.
+The record of each model type is kept as soon as it is made, so a run that was stopped resumes where it was. Records
+that were made with other code are made again, unless ``--keep`` is given.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ ROOT = Path(__file__).parents[2]
 KEPT = ROOT / ".nox" / "coverage"
 DOCS = ROOT / "docs"
 LIMIT = 600.0
-"""Seconds for a model or class."""
+"""The most seconds that a model or class may take."""
 
 CLASS = "class "
-"""Begins the task of a class, and goes on with op, folder and name."""
+"""The prefix of a class's task; op, folder and name follow."""
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def judged(release: str, do: Callable[[Sequence[str]], list[dict[str, Any]]]) -> bool:
-    """Print what is planned otherwise than is published; whether something that was fused is not any more."""
+    """Print the answers that differ from the published ones; return whether anything that was fused no longer is."""
     census = Census.of()
     records = do(model_types())
     fused = {dataclasses.astuple(answer)[:3] for answer in answers(census, records) if answer.how == "fused"}
@@ -102,10 +102,10 @@ def judged(release: str, do: Callable[[Sequence[str]], list[dict[str, Any]]]) ->
 
 
 def among_the_published(release: str, kernels: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What is published of *release*, with *records* in the place of those of the same model types and classes.
+    """What is published of *release*, with *records* in place of those of the same model types and classes.
 
-    The totals of the classes are counted anew, for the ops that the last whole run asked about, and those of whose
-    classes something is known of each. The rest of the summary stays that of the last whole run.
+    The totals of classes are counted anew, for the ops that the last whole run asked about, and for every op of which
+    each class is known by now. The rest of the summary stays that of the last whole run.
     """
     now = published()[release]
     if kernels != COMPILED:
@@ -121,25 +121,25 @@ def among_the_published(release: str, kernels: str, records: Sequence[dict[str, 
 
 
 def _task(record: Mapping[str, Any]) -> str:
-    """What `survey` is asked for to make *record*."""
+    """The task with which `survey` makes *record*."""
     if "model_type" in record:
         return str(record["model_type"])
     return CLASS + "/".join(record[name] for name in ("op", "folder", "class"))
 
 
 def model_types() -> list[str]:
-    """All that transformers has a config for."""
+    """All model types for which transformers has a config."""
     return sorted(transformers.CONFIG_MAPPING.keys())
 
 
 def model_types_compared(release: str) -> list[str]:
-    """Those that were fused and compared, as is published."""
+    """The model types that were fused and compared, according to what is published."""
     records = published()[release]["records"]
     return [record["model_type"] for record in records if "model_type" in record and record["status"] == "checked"]
 
 
 def left(census: Census, records: Sequence[dict[str, Any]]) -> list[single_class.Class]:
-    """The classes that *records* of models do not tell enough about, to be looked at by themselves."""
+    """The classes about which *records* of models do not tell enough, so that they are surveyed by themselves."""
     told = {answer[:3] for answer in map(dataclasses.astuple, answers(census, records)) if answer[-1]}
     callers = {(site["folder"], site["class"]) for r in records for site in r.get("sites", ()) if site["op"] == "rope"}
     return [
@@ -150,7 +150,7 @@ def left(census: Census, records: Sequence[dict[str, Any]]) -> list[single_class
 
 
 class Kept:
-    """The records of one release, a file each."""
+    """The records of one release, each in a file."""
 
     def __init__(self, folder: Path, any_code: bool = False) -> None:
         self.folder = folder
@@ -158,7 +158,7 @@ class Kept:
         self._code = _code()
 
     def get(self, task: str) -> dict[str, Any] | None:
-        """The record of *task*, if it was made with this code."""
+        """The record of *task*, if it was made with this code, or if any code will do."""
         path = self._path(task)
         if not path.exists():
             return None
@@ -174,7 +174,7 @@ class Kept:
 
 
 def survey(wanted: Sequence[str], kept: Kept, worker: Callable[[], pool.Work], jobs: int) -> list[dict[str, Any]]:
-    """The records of *wanted*, made where there are none yet."""
+    """The records of *wanted*; missing ones are made."""
     tasks = [task for task in wanted if kept.get(task) is None]
     columns = (*rich.progress.Progress.get_default_columns(), rich.progress.TextColumn("{task.fields[now]}"))
     with rich.progress.Progress(*columns) as progress:
@@ -194,15 +194,15 @@ def survey(wanted: Sequence[str], kept: Kept, worker: Callable[[], pool.Work], j
 
 
 def published(folder: Path = DOCS) -> dict[str, dict[str, Any]]:
-    """What coverage.json says, by release."""
+    """The contents of coverage.json, by release."""
     path = folder / "coverage.json"
     return json.loads(path.read_text())["releases"] if path.exists() else {}
 
 
 def publish(release: str, found: Mapping[str, Any], folder: Path = DOCS, *, in_part: bool = False) -> None:
-    """Write coverage.json and coverage.md, with *found* in the place of what they say of *release*.
+    """Write coverage.json and coverage.md, with *found* in place of what they say of *release*.
 
-    They name the machine of the last run that was published whole, not *in_part*.
+    Both name the machine of the last run that was published whole, not *in_part*.
     """
     releases = published(folder)
     about = json.loads((folder / "coverage.json").read_text())["machine"] if in_part else machine()
@@ -213,7 +213,7 @@ def publish(release: str, found: Mapping[str, Any], folder: Path = DOCS, *, in_p
 
 
 def contents(release: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What is published of *records* of models and classes."""
+    """What to publish of *records* of models and classes."""
     census = Census.of(release)
     return {
         "summary": summary(census, records),
@@ -223,12 +223,12 @@ def contents(release: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def without_code(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """*records* without the fingerprint of what they were made with."""
+    """*records* without the fingerprint of the code with which they were made."""
     return [{name: value for name, value in record.items() if name != "code"} for record in records]
 
 
 def in_short(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is published of *records* of models that were fused by other kernels than Inductor's."""
+    """What to publish of *records* of models that other kernels than Inductor's fused."""
     told = ("model_type", "status", "why", *DTYPES)
     return [
         {name: record[name] for name in told if name in record}
@@ -238,13 +238,13 @@ def in_short(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def works(kernels: str, plan_only: bool) -> pool.Work:
-    """What checks a model type, or a class, in a process of its own."""
+    """The function that checks a model type or a class, for use in a process of its own."""
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     kind = KERNEL_KINDS[kernels]
     manager = kind.manager()
-    until_the_process_ends = kind.ready(manager)  # a generator that is collected ends what it began
+    until_the_process_ends = kind.ready(manager)  # if it were garbage-collected, it would end what it began
     until_the_process_ends.__enter__()
     import_every_model()
     census = Census.of()
@@ -255,7 +255,7 @@ def works(kernels: str, plan_only: bool) -> pool.Work:
             if task.startswith(CLASS):
                 return single_class.check(manager, single_class.Class(*task.removeprefix(CLASS).split("/")), plan_only)
             return check(manager, census, task, kind.device, others, plan_only)
-        except Exception as error:  # what is compiled in this process is worth more than one record
+        except Exception as error:  # the programs compiled in this process are worth more than one record
             return {"status": "died", "why": said(error)}
 
     return work

@@ -1,7 +1,7 @@
-"""One class of the census by itself, without a model around it: what is fused, and whether it computes what it did.
+"""One class of the census by itself, without a model around it: what is fused, and whether it still computes the same.
 
-A module is built from the configs of its folder, made small, and called with tensors of its own making. What calls a
-rotary function is an attention, and hardly runs alone; for that it is planned, which runs the function.
+A module is built from a config of its folder, made small, and called with tensors that are made here. The callers of
+rotary functions are attentions, which hardly run alone. So they are only planned; planning runs the function.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _INDICES, _WEIGHTS = "ind|selected|top_experts", "weight|score|prob"
 _OF_EXPERTS = ".*num_experts|n_experts|n_routed_experts|num_local_experts"
 _OF_CHOICES = "top_k|moe_topk|top_k_experts|num_experts_per_tok"
 _MOST_ADDED = 8
-"""Numbers that a config is given which it lacks."""
+"""The most missing numbers that a config is given."""
 
 _ARGUMENTS: tuple[tuple[str, Any], ...] = (
     (r"layer_idx|layer_id|layer_number|block_id", 0),
@@ -48,11 +48,11 @@ _ARGUMENTS: tuple[tuple[str, Any], ...] = (
     (r"(n|num)_shared_experts", 1),
     (r"num_fwd_mem_blocks|num_mem_blocks", 1),
 )
-"""What a constructor is given, by the name of the parameter, where the config has nothing of that name."""
+"""The arguments given to a constructor, by patterns of parameter names, if the config has nothing of that name."""
 
 
 CALL = Call("", {})
-"""A `Called` holds its inputs."""
+"""The call of a `Called`, which holds its own inputs."""
 
 
 class Class(NamedTuple):
@@ -64,15 +64,15 @@ class Class(NamedTuple):
 
 
 def classes(census: Census) -> list[Class]:
-    """All of *census*; for rotations what calls them."""
+    """All classes of *census*; for rotations, the classes that call them."""
     computing = [Class(op, *where) for op, each in census.classes.items() if op != "rope" for where in each]
     return sorted([*computing, *(Class("rope", *where) for where in census.calls)])
 
 
 def check(manager: KernelManager, each: Class, plan_only: bool = False) -> dict[str, Any]:
-    """The record of one class: plain data, like that of a model; ``"planned"`` where it is not called.
+    """The record of one class: plain data, like that of a model; its status is ``"planned"`` if it is not called.
 
-    What is fused only in a class around it is recorded with that. With *plan_only* no kernel is run.
+    A class that is fused only in a class around it is recorded with the latter. With *plan_only*, no kernel is run.
     """
     record = _checked(manager, each, plan_only)
     if each.op != "rope" and not _is_fused(record, each):
@@ -112,7 +112,7 @@ def _checked(manager: KernelManager, each: Class, plan_only: bool) -> dict[str, 
 
 
 def _trained(manager: KernelManager, each: Class, plan_only: bool) -> dict[str, Any]:
-    """What a model of its own is when it is called with labels."""
+    """The record of a class that is a whole model, called with labels."""
     try:
         model = of_class(_find(each))
     except Exception as error:
@@ -127,7 +127,7 @@ def _trained(manager: KernelManager, each: Class, plan_only: bool) -> dict[str, 
 
 
 def _holders(each: Class) -> Iterator[str]:
-    """The classes beside *each* that are made of it, by name."""
+    """The names of the classes in the same folder, models excepted, whose constructors call *each*."""
     for module in _modules(each.folder, "modeling"):
         for name, value in vars(module).items():
             if inspect.isclass(value) and issubclass(value, nn.Module) and value.__module__ == module.__name__:
@@ -140,13 +140,13 @@ def instance(each: Class) -> nn.Module:
     """A small instance of *each*, with values everywhere, in eval mode.
 
     Raises:
-        Exception: What its constructor raises, with the config that fits it best.
+        TypeError: If it is no module, or no config fits; the message has the error with the likeliest config.
     """
     cls = _find(each)
     if not issubclass(cls, nn.Module):
         raise TypeError(f"it is a {type(cls).__name__} and no module, as far as what is installed tells")
     if each.op == "rope":
-        # Its functions are its class's, so that how it was constructed says nothing about them.
+        # Its functions belong to its class, so it does not matter how the instance was constructed.
         return _constructed(cls, each.folder) or _unconstructed(cls)
     torch.manual_seed(0)
     module = _constructed(cls, each.folder)
@@ -163,7 +163,7 @@ def instance(each: Class) -> nn.Module:
 
 
 class Called(nn.Module):
-    """Calls a module with inputs that are parameters, so that they have gradients like the others."""
+    """Calls a module with inputs that are parameters, so that they have gradients as the others do."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -174,10 +174,10 @@ class Called(nn.Module):
         return self.module(**{name: getattr(self, name) for name in self.names})
 
     def give_inputs(self) -> None:
-        """Hold the first inputs that the module runs with.
+        """Hold the first inputs with which the module runs.
 
         Raises:
-            RuntimeError: If there are none, with what was said of the last.
+            RuntimeError: If there are none; the message has the error of the last try.
         """
         why = "its forward takes what is not known"
         for given in _inputs(self.module):
@@ -220,13 +220,13 @@ def _constructed(cls: type[nn.Module], folder: str) -> nn.Module | None:
             except AttributeError as error:
                 if config is None or not _added(config, error.name):
                     break
-            except Exception:  # it may be for another class; `_why` asks what was said
+            except Exception:  # the config may be for another class; `_why` finds the error again
                 break
     return None
 
 
 def _added(config: PretrainedConfig, name: str | None) -> bool:
-    """Whether *config* now has a *name*: of some classes no model's config has all that they ask for."""
+    """Set *name* in *config*, if a likely value is known; return whether. No config has all that some classes need."""
     known = None if name is None or hasattr(config, name) else _known(name)
     if known is None:
         return False
@@ -250,7 +250,7 @@ def _unconstructed(cls: type[nn.Module]) -> nn.Module:
 
 
 def _configs(cls: type[nn.Module], folder: str) -> Iterator[PretrainedConfig | None]:
-    """The configs of *folder*, small: first what the constructor asks for, then those of a name like the class's."""
+    """The configs of *folder*, small: first those that the constructor names, then by likeness to the class's name."""
     found = {
         name: value
         for module in _modules(folder, "configuration")
@@ -262,13 +262,13 @@ def _configs(cls: type[nn.Module], folder: str) -> Iterator[PretrainedConfig | N
         for make in (small_config, _shrunk):
             try:
                 yield _filled(make(found[name]))
-            except Exception:  # those that cannot be made small are the models' concern
+            except Exception:  # the survey of models reports configs that cannot be made small
                 continue
     yield None
 
 
 def _shrunk(config_class: type[PretrainedConfig]) -> PretrainedConfig:
-    """An instance with smaller numbers, whether they are right together or not."""
+    """An instance with smaller numbers, whether or not they fit together."""
     config = config_class()
     for name, value in vars(config).items():
         if type(value) is int:
@@ -277,7 +277,7 @@ def _shrunk(config_class: type[PretrainedConfig]) -> PretrainedConfig:
 
 
 def _filled(config: PretrainedConfig) -> PretrainedConfig:
-    """*config* with sizes where it has none, for layers that its models have only if asked, and one expert nowhere."""
+    """*config* with sizes where it has none, for layers that its models lack by default, and never with one expert."""
     for name, value in vars(config).items():
         if value == 1 and re.fullmatch(f"{_OF_EXPERTS}|{_OF_CHOICES}", name):
             vars(config)[name] = _known(name)
@@ -300,7 +300,7 @@ def _parameters(cls: type[nn.Module]) -> Sequence[inspect.Parameter]:
 
 
 def _arguments(cls: type[nn.Module], config: PretrainedConfig | None, every: bool = False) -> dict[str, Any]:
-    """What the constructor of *cls* needs, by name; and for *every* argument that would be ``None`` a likely value."""
+    """What the constructor of *cls* needs, by name; with *every*, also likely values for what defaults to ``None``."""
     arguments: dict[str, Any] = {}
     for parameter in _parameters(cls):
         name = parameter.name
@@ -313,13 +313,13 @@ def _arguments(cls: type[nn.Module], config: PretrainedConfig | None, every: boo
 
 
 def _inputs(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """What *module* may be called with, likely ones first."""
+    """The inputs with which *module* may be called, likely ones first."""
     parameters = inspect.signature(module.forward).parameters.values()
     taken = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     needed = [p.name for p in taken if p.default is p.empty or re.search(f"gate$|{_INDICES}|{_WEIGHTS}", p.name)]
     tokens = _BATCH * _TOKENS
     stacked = {len(parameter) for parameter in module.parameters() if parameter.dim() == 3}
-    # Where there are fewer of one projection than of another, some experts have none: few, or nothing goes to the rest.
+    # If one projection has fewer matrices than another, some experts have none: only two, so that tokens reach others.
     experts = min(stacked, default=_EXPERTS) + 2 * (len(stacked) > 1)
     chosen = min(_CHOSEN, experts)
     for width, flat, dense in itertools.product(_widths(module), (False, True), (False, True)):

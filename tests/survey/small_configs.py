@@ -1,4 +1,4 @@
-"""Any config of transformers made small: what its numbers are by their names, and a table of what is particular."""
+"""Makes any config of transformers small: numbers by the names of their fields, and a table of exceptions."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ _RULES: tuple[tuple[str, int], ...] = (
 )
 _SIZES = tuple((re.compile(pattern), value) for pattern, value in _RULES)
 _LEFT_OPEN = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "head_dim": _HEAD}
-"""Numbers that a config may leave open and its model still needs."""
+"""Numbers that a config may leave open although its model needs them."""
 
 _GIVEN = {"use_swiglu_ffn": True, "use_gated_mlp": True, "mlp_only_layers": [0], "use_mamba_kernels": False}
-"""What a config has turned otherwise, though some checkpoints of its model type have it so."""
+"""Values that differ from a config's defaults, because some checkpoints of its model type have them."""
 
 _DEPTHS = ("num_hidden_layers", "depth", "num_layers", "n_layer", "n_layers")
 _LAYER_NUMBERS = re.compile(r".*(indexes|indices|idxs|idx|layer_ids|_layers|feature_layer)")
 _MOST_KINDS = 4
-"""A list with more different entries says something else of each layer than its kind."""
+"""A list with more distinct entries does not tell the kinds of the layers."""
 
 
 def small_config(config_class: type[PretrainedConfig]) -> PretrainedConfig:
-    """An instance of *config_class* with few layers, narrow, and with all kinds of layers that it has by default."""
+    """A narrow instance of *config_class* with few layers, but with every kind of layer that it has by default."""
     return config_class(**_arguments(config_class, {}))
 
 
@@ -96,7 +96,7 @@ def _arguments(config_class: type[PretrainedConfig], overrides: Mapping[str, Any
 
 
 def _part(default: PretrainedConfig, overrides: Mapping[str, Any]) -> dict[str, Any] | PretrainedConfig:
-    """A config in a config, of another model type where *overrides* name one."""
+    """The arguments of a config within a config, or a small config of the model type that *overrides* name."""
     if "model_type" in overrides:
         return small_config(CONFIG_MAPPING[overrides["model_type"]])
     return {"model_type": default.model_type} | _arguments(type(default), overrides)
@@ -112,7 +112,7 @@ def _fields(config_class: type[PretrainedConfig]) -> Iterator[str]:
 
 
 def number(name: str, value: int, tokens: Iterator[int]) -> int | None:
-    """What becomes of a number *value* that a config has under *name*; *tokens* are ids for special ones."""
+    """The small number for *value*, which a config has under *name*; *tokens* supplies ids for special tokens."""
     if re.fullmatch(r".*token_(id|index)|.*_token", name):
         special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
         return value if value < 0 else special[name] if name in special else next(tokens)
@@ -123,7 +123,7 @@ def number(name: str, value: int, tokens: Iterator[int]) -> int | None:
 
 
 def _layers(fields: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """As many layers as it takes to have every kind there is, at least two, and the lists that speak of layers."""
+    """Enough layers for one of every kind, at least two, and the lists about layers, shortened to match."""
     depth = next((name for name in _DEPTHS if found.get(name)), None)
     if depth is None:
         return {}
@@ -145,14 +145,14 @@ def _layers(fields: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, An
 
 
 def _one_of_each(columns: Sequence[Sequence[Any]], many: int, few: int) -> list[int]:
-    """The first layer of each kind, and then the first ones, until there are *few*."""
+    """The indices of the first layer of each kind, and of the first other layers until there are *few*."""
     kinds = [repr(row) for row in zip(*columns, strict=True)] or [""] * many
     first = list(dict.fromkeys(kinds.index(kind) for kind in kinds))
     return sorted([*first, *(i for i in range(many) if i not in first)][: max(few, len(first))])
 
 
 def _sections(default: PretrainedConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections of multimodal rotations, as long together as the narrower head asks."""
+    """The sections of multimodal rotations, scaled to the sum that the narrower head needs."""
     rope = fields.get("rope_parameters") or fields.get("rope_scaling")
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     sections = rope.get("mrope_section") if isinstance(rope, Mapping) else None

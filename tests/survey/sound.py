@@ -42,7 +42,7 @@ def _bins(submodule: Submodule) -> list[int]:
 
 
 def _frames(submodule: Submodule) -> list[int]:
-    """What an encoder with a place for each frame takes."""
+    """The numbers of frames that an encoder with a position for each frame takes."""
     places = submodule.number("max_source_positions", default=0)
     return [2 * places, places] if 0 < places <= _LONGEST else []
 
@@ -65,4 +65,4 @@ MAKERS: Mapping[str, Callable[[Submodule], list[Any]]] = {
 }
 
 WITH = ("input_features_mask", "feature_attention_mask", "audio_feature_lengths")
-"""What a model is given along with spectra if it takes it."""
+"""The inputs that accompany spectra, if a model takes them."""

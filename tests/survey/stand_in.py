@@ -1,4 +1,4 @@
-"""Imported before transformers, which imports torch_npu where that is installed: without CANN, on a stand-in."""
+"""Loads torch_npu, if it is installed, on a stand-in for CANN; to be imported before transformers, which imports it."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""A module of a model, and what is known about it: the sizes that inputs of its own must have."""
+"""A module of a model, and what is known about the sizes that its inputs must have."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 LENGTH = 12
-"""Tokens, or vectors, in a row."""
+"""The number of tokens, or vectors, in a row."""
 
 
 @dataclass(eq=False)
 class Submodule:
-    """The module of *model* at *path*, the model itself at ``""``."""
+    """The module of *model* at *path*; ``""`` is the path of the model itself."""
 
     model: nn.Module
     path: str = ""
@@ -29,25 +29,25 @@ class Submodule:
 
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """Those of its forward, by name."""
+        """The parameters of the module's forward, by name."""
         return dict(inspect.signature(self.module.forward).parameters)
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The names of those that must be given."""
+        """The names of the parameters that must be given."""
         return tuple(
             n for n, p in self.parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
         )
 
     @cached_property
     def configs(self) -> list[Any]:
-        """The configs that may tell about the module, the nearest first, each followed by those in it."""
+        """The configs that may describe the module, the nearest first, each followed by the configs within it."""
         names = self.path.split(".") if self.path else []
         above = [self.model.get_submodule(".".join(names[:n])) for n in range(len(names), -1, -1)]
         return list({id(c): c for m in above for c in _nested(getattr(m, "config", None))}.values())
 
     def number(self, *names: str, default: int) -> int:
-        """The first of *names* that a config holds; of several numbers the first."""
+        """The first number that a config has under one of *names*; of a list or dictionary, its first element."""
         for config in self.configs:
             for name in names:
                 value = getattr(config, name, None)
@@ -58,17 +58,17 @@ class Submodule:
         return default
 
     def first(self, *kinds: type[nn.Module]) -> nn.Module | None:
-        """The first module in it of one of *kinds*."""
+        """The first module of one of *kinds*, from this module down."""
         return next((m for m in self.module.modules() if isinstance(m, kinds)), None)
 
     def named(self, names: Collection[str]) -> list[nn.Module]:
-        """The modules in it that have one of *names*; itself if none has."""
+        """The modules below this one that have one of *names*; this module if none has."""
         found = [m for path, m in self.module.named_modules() if path.rpartition(".")[2] in names]
         return found or [self.module]
 
     @property
     def width(self) -> int:
-        """Of the vectors that the first weight in it is for; 64 without one."""
+        """The width of the vectors for the first weight in the module; without one, the width in a config, or 64."""
         for module in self.module.modules():
             if isinstance(module, nn.Linear):
                 return module.in_features

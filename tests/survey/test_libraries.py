@@ -1,4 +1,4 @@
-"""The page of diffusers and timm says what was recorded, and a few of its rows are so, made anew."""
+"""The page of diffusers and timm says what was recorded, and its rows of classes hold when they are made anew."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_class_that_nobody_lists_is_found_built_and_compared() -> None:
     (record,) = class_records(KernelManager(environ={}), GatedElsewhere)
     assert (record["op"], record["status"], record["fused"]) == ("swiglu", "checked", True)
     assert list(class_records(KernelManager(environ={}), nn.Linear)) == []
-    assert [*instances(nn.AdaptiveLogSoftmaxWithLoss)] == []  # it also wants cutoffs
+    assert [*instances(nn.AdaptiveLogSoftmaxWithLoss)] == []  # its constructor also needs cutoffs
 
 
 def rows() -> Iterator[Any]:

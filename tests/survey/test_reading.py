@@ -1,4 +1,4 @@
-"""The classes of transformers that an op is for are read to the end, and do nothing but compute."""
+"""The classes of transformers that compute an op are read completely, and do nothing but compute."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fuseplug_verify.reading.reader import read
 CENSUS = Census.of(transformers.__version__)
 OPS = ("rmsnorm", "swiglu", "moe")
 NOT_READ = {"Zamba2MLP", "NllbMoeExperts", "modernbert.apply_rotary_unpadded", "qwen2_5_omni.apply_rotary_pos_emb"}
-"""Of a call they choose a child by name or number; or, in 4.57, it is a function of autograd's, or made in the call. No
-kernel takes them: docs/coverage.md says why.
+"""They choose the child that they call by name or number; or, in 4.57, they call a function of autograd or one that is
+made in the call. No kernel takes them: docs/coverage.md says why.
 """
-if transformers.__version__ < "5":  # mostly of the router, which no kernel replaces; else the class is left alone
+if transformers.__version__ < "5":  # mostly for the router, which no kernel replaces; otherwise the class is left alone
     NOT_READ |= {f"{name}MoE" for name in ("DeepseekV3", "Dots1", "Glm4Moe", "Glm4vMoeText", "LongcatFlash")}
     NOT_READ |= {"PhimoeSparseMoeBlock"}
-# One process reads a class for all of these.
+# In one process, each class is read once for all of these tests.
 pytestmark = [pytest.mark.xdist_group("reading transformers"), thorough]
 
 
 def readings(op: str) -> dict[str, Reading]:
-    """By name, every class of *op* that can be made by itself."""
+    """The readings of every class of *op* that can be made by itself, by the name of the class."""
     found = {}
     for each in classes(CENSUS):
         if each.op == op and (module := made(each)) is not None:

@@ -36,7 +36,7 @@ def published():
 
 
 def sample():
-    """Some of the models that were compared; others in each run, the same ones for all processes of one run."""
+    """A few of the compared models: different ones in each run, the same ones in all processes of one run."""
     release = published()["releases"].get(transformers.__version__, {"records": []})
     models = [r for r in release["records"] if "model_type" in r and r["status"] == "checked"]
     quick = [r for r in models if r["seconds"] < 20 and r["parameters"] < 1e6]
@@ -48,7 +48,7 @@ def surveyed(record):
     """An environment without the kernels of ops that are newer than *record*."""
     release = published()["releases"][transformers.__version__]
     known = {*release["summary"]["ops"], *(site["op"] for site in record["sites"])}
-    # By its name: a kernel for another device is not loaded, and planned for all the same.
+    # Judged by names, because a kernel for another device is not loaded, but still takes part in plans.
     names = [kernel.kernel_id for kernel in KernelManager(environ={}).kernels()]
     newer = ",".join(f"-{name}" for name in names if not name.endswith(tuple(known)))
     return {"FUSEPLUG_KERNELS": newer} if newer else {}
@@ -67,7 +67,7 @@ def test_a_random_sample_of_what_is_published_holds(record):
 
 
 def fused(record):
-    """The sites that are fused. A site that was left alone without a row may have one since."""
+    """The fused sites. The others are not compared: a site that had no row in the report may have one by now."""
     return [
         [site[name] for name in ("op", "folder", "class", "target", "count", "variant")]
         for site in record["sites"]
@@ -156,7 +156,7 @@ def manager_with(function):
 
 @pytest.fixture
 def unjudged(monkeypatch):
-    """Lets wrong kernels through, for the comparison of whole models to see them."""
+    """Let wrong kernels through, so that the comparison of whole models sees them."""
     for judge in ("_judged", "_wrong_in"):
         monkeypatch.setattr(KernelCheck, judge, lambda *_, **__: None)
 

@@ -1,4 +1,4 @@
-"""Two rows of tokens, and among them the places that pictures and sounds are put in."""
+"""Two rows of tokens, with places for pictures and sounds among them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .submodule import LENGTH, Submodule, noise
 
 
 def tokens(submodule: Submodule) -> list[Any]:
-    """Two rows of tokens; those of several codebooks behind them or before them."""
+    """Two rows of tokens; for several codebooks, also with an axis of codebooks behind or before the tokens."""
     numbers = counted(2, LENGTH)
     books = submodule.number("num_codebooks", "num_channels", "audio_channels", default=0)
     many = [counted(2, LENGTH, books) % 9 + 3] if books else []
@@ -29,18 +29,19 @@ def counted(*shape: int) -> Tensor:
 
 
 def vectors(submodule: Submodule) -> list[Any]:
-    """Two rows of vectors; all in one; and two squares of them."""
+    """Vectors: in two rows, in a single row, and in two squares."""
     named = (submodule.number(name, default=64) for name in ("hidden_size", "d_model", "embed_dim", "mel_dim"))
     widths = dict.fromkeys([submodule.width, *named])
     return [noise(*shape, width) for width in widths for shape in ((2, LENGTH), (2 * LENGTH,), (2, 4, 4))]
 
 
 def with_places(submodule: Submodule, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Tokens for *given* pictures or sounds: as many of those that stand for them as the model makes vectors of them;
-    where none does, as many tokens as there are vectors.
+    """Tokens for *given* pictures or sounds, with a placeholder for each vector that the model makes of them.
+
+    If the model has no placeholder, there are as many ordinary tokens as vectors.
 
     Raises:
-        LookupError: If the model does not say how many that are.
+        LookupError: If the model does not tell how many vectors it makes.
     """
     kind, vectors_of = next(_features(submodule, given), (None, None))
     if kind is None:
@@ -73,7 +74,7 @@ def _features(submodule: Submodule, given: Mapping[str, Any]) -> Iterator[tuple[
 
 
 def _flat(found: Any) -> list[Tensor]:
-    """The vectors in what a model gives for pictures, however it wraps them."""
+    """The vectors in a model's result for pictures or sounds, however the model wraps them."""
     pooled = getattr(found, "pooler_output", None)
     if pooled is None:
         pooled = getattr(found, "last_hidden_state", None)
@@ -97,7 +98,7 @@ _END = {"image": r"(vision_end|image_end|eoi)_", "audio": r"(audio_end|eoa)_"}
 
 
 def _ids(submodule: Submodule, kind: str, which: str) -> list[int]:
-    """The token that stands for a piece of *kind*, or begins or ends one."""
+    """The id of the token that stands for a piece of *kind*, or that begins or ends one; empty if there is none."""
     name = {"": _NAMES, "start": _START, "end": _END}[which][kind]
     pattern = re.compile(rf"{name}token_(id|index)")
     for config in submodule.configs:
@@ -108,7 +109,7 @@ def _ids(submodule: Submodule, kind: str, which: str) -> list[int]:
 
 
 def _hidden(submodule: Submodule) -> list[Any]:
-    """Vectors; where a grid goes with them those that the patches of pictures are."""
+    """Vectors; if a grid goes with them, first the patches of pictures."""
     return [*(pictures(submodule) if any("grid" in name for name in submodule.parameters) else ()), *vectors(submodule)]
 
 

@@ -1,5 +1,7 @@
-"""Imported before transformers and timm, which import torchvision: PyPI's is built for CUDA, and does not load its own
-library beside a torch for CPUs. Norms and MLPs need none of its operations, only that they are declared.
+"""Makes torchvision importable beside a torch for CPUs; to be imported before transformers and timm, which import it.
+
+PyPI's torchvision is built for CUDA, and does not load its own library beside such a torch. Norms and MLPs need none of
+its operations, only their declarations.
 """
 
 import importlib.util

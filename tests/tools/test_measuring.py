@@ -504,4 +504,4 @@ class TestTheCommand:
 
     def test_a_device_that_is_not_here_is_refused(self, config, capsys):
         assert self.run(config, "--measure", "--device", "npu") == 2
-        assert "--device npu: there is none here, and the model is to be run" in capsys.readouterr().err
+        assert "--device npu: this machine has none, and the model must run on it" in capsys.readouterr().err

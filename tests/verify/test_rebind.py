@@ -415,7 +415,7 @@ class TestRefusals:
     def test_the_name_used_otherwise_in_the_same_code(self, toy, method, opcode):
         expected = (
             rf"cannot replace 'turn' in rebind_toy\.Layer\.{method}: {method} \(.*rebind_toy\.py:\d+\) "
-            rf"also uses that name otherwise \({opcode}\).* Replace the whole method instead\."
+            rf"also uses that name in another way \({opcode}\).* Replace the whole method instead\."
         )
         with pytest.raises(RebindError, match=expected):
             rebound(getattr(toy.Layer, method), {"turn": minus})
@@ -467,7 +467,7 @@ class TestRefusals:
         ],
     )
     def test_a_method_that_changes_the_global(self, toy, method, where, opcode):
-        why = rf"Layer\.{method}: {where} \(.*also uses that name otherwise \({opcode}\)"
+        why = rf"Layer\.{method}: {where} \(.*also uses that name in another way \({opcode}\)"
         with pytest.raises(RebindError, match=why):
             rebound(getattr(toy.Layer, method), {"turn": minus})
 

@@ -79,7 +79,7 @@ WRONG = {
     half: r"output\[0\] is bfloat16\[4, 16\] instead of float32\[4, 16\]",
     flat: r"output\[0\] is float32\[64\] instead of float32\[4, 16\]",
     a_list: r"returns \[Tensor\] instead of Tensor",
-    writes: r"args\[0\] afterwards is not what the original leaves there: it is written into",
+    writes: r"args\[0\] afterwards differs from what the original writes there",
     wrong_when_large: r"float32\[256, 16\] on cpu: output\[0\] is off by",
     wrong_without_gradients: r"without gradients: output\[0\] is off by",
     raises: r"RuntimeError while running on cpu: no kernel image is available",

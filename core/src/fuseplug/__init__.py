@@ -72,7 +72,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Names whose modules import torch, or read what is installed.
+# Imported lazily, because the modules of these names import torch or read what is installed.
 _imported, _names = lazy(
     __name__,
     {

@@ -1,4 +1,4 @@
-"""What was applied to which model, the handle on it, and how it is taken back."""
+"""Records what was applied to which model, gives the handle on it, and undoes it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ V = TypeVar("V")
 class ByIdentity(Generic[K, V]):
     """Values for objects, for as long as the objects live.
 
-    A module may define ``__eq__`` or have no ``__hash__``. ``WeakKeyDictionary`` would take two equal ones for one.
-    Values stay even if the mapping itself goes, as that of a manager which nobody holds does. In torch's
-    ``WeakIdKeyDictionary`` they would go, too, and with them whoever warns of kernels that are not in use.
+    A module may define ``__eq__`` or have no ``__hash__``, and ``WeakKeyDictionary`` would take two equal modules for
+    one. If the mapping itself goes, as with a manager that nobody holds, the values stay until the garbage collector
+    runs. In torch's ``WeakIdKeyDictionary`` they would go at once, and with them the warning of kernels not in use.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class ByIdentity(Generic[K, V]):
         items, number = self._items, id(key)
 
         def forget(reference: weakref.ref[K]) -> None:
-            # The number may belong to a new object by now.
+            # By now, the number may belong to a new object.
             if number in items and items[number][0] is reference:
                 del items[number]
 
@@ -66,7 +66,7 @@ class ByIdentity(Generic[K, V]):
 
 @dataclass
 class Application:
-    """One call that changed a model: what it planned, what it did, and what watches all that is fused since."""
+    """One call that changed a model: its plan, its changes, and the watch on everything that is fused since."""
 
     report: Report
     patches: Sequence[Patch]
@@ -75,13 +75,13 @@ class Application:
 
 
 class Applications:
-    """The applications to each model, in their order. No model is kept alive by them."""
+    """The applications to each model, in order. They do not keep the model alive."""
 
     def __init__(self) -> None:
         self._of: ByIdentity[nn.Module, list[Application]] = ByIdentity()
 
     def apply(self, model: nn.Module, plan: Plan) -> Applied:
-        """Put what *plan* has decided on *model*."""
+        """Apply *plan* to *model*."""
         changes = put_on(plan.patches)
         earlier = self._of.get(model)
         if earlier is None:
@@ -89,7 +89,7 @@ class Applications:
         in_use = InUse([*_all_patches(earlier, plan.patches)], weakref.ref(model))
         application = Application(replace(plan.report, applied=True), plan.patches, changes, in_use)
         if earlier and not changes:
-            # Nothing to take back: it stands in for the one before, or the list would grow with every call.
+            # There is nothing to undo: update the last application, or the list would grow with every call.
             last = earlier[-1]
             last.report, last.patches, last.in_use = application.report, application.patches, in_use
         else:
@@ -126,7 +126,7 @@ class Applications:
         _complain(left)
 
     def undo_one(self, model: nn.Module, application: Application) -> None:
-        """Take off *model* what *application* put on, and no more.
+        """Take off *model* only what *application* put on.
 
         Raises:
             UndoError: As `undo`.
@@ -140,15 +140,14 @@ class Applications:
             _complain(left)
 
     def are_on(self, model: nn.Module) -> bool:
-        """Whether there are any to *model*."""
+        """Whether there are any applications to *model*."""
         return bool(self._of.get(model))
 
 
 class Applied:
     """What is fused in a model, and how to undo it.
 
-    As a context manager, it takes off what *this* call put on when the block ends. A model that was fused before stays
-    fused.
+    As a context manager, it takes off what *this* call put on when the block ends. Replacements from before stay.
 
     Attributes:
         report: What was fused and what was not, and why.
@@ -168,10 +167,10 @@ class Applied:
         return [patch for patch in self.patches if patch.module_ref() is not None and not patch.in_place()]
 
     def calls(self) -> list[Calls]:
-        """How many calls each kernel computed since it was put on, and how many its original did.
+        """The numbers of calls that each kernel and its original computed since the kernel was put on.
 
-        They belong to the module and the target: every handle of the model gives the same. Counting takes a tenth of a
-        microsecond for each call. Calls inside compiled programs are not counted.
+        The counts belong to the module and the target, so every handle of the model gives the same counts. Counting
+        takes a tenth of a microsecond for each call. Calls inside compiled programs are not counted.
         """
         return [target.calls() for target in counted(self.patches)]
 
@@ -196,23 +195,23 @@ class Applied:
     def check_in_use(self, after: int = 3) -> list[NotInUse]:
         """Warn, once, of kernels that do nothing in the first steps. Call it at the end of each step.
 
-        After ten calls one warning comes without this. It names targets whose calls all went to the original, though
-        they were large enough; targets that were not called, though what is beside them was; and targets whose lazy
-        results were all computed after all. Each model has one warning, whoever gives it.
+        Without this method, Fuseplug warns after ten calls. That warning names targets whose calls all went to the
+        original, although they were large enough; targets that were not called, although targets beside them were; and
+        targets whose lazy results were all computed after all. Each model gets one warning in all.
 
         A target is not in use if its replacement was lost, if the original computed all its calls, if it was not
         called, or if all its lazy results were computed after all. Calls inside compiled programs are not counted, so a
         target that was compiled and not called otherwise is taken to be in use.
 
-        What was found goes to ``logging.getLogger("fuseplug")`` on the first rank: a warning with the reasons; of
-        targets whose calls were merely too small to gain, a line of level ``INFO``.
+        On the first rank, the findings go to ``logging.getLogger("fuseplug")``: a warning with the reasons, and a line
+        of level ``INFO`` about targets whose calls were merely too small to gain.
 
         Args:
             after: How many steps to wait for.
 
         Returns:
-            What is not in use on this rank, once *after* steps are over, and the same from then on; empty before, and
-            if the model was undone.
+            The targets that are not in use on this rank, judged after *after* steps, and the same list from then on.
+            Empty before that, and after `undo`.
         """
         model = self._model()
         in_force = model is not None and self._applications.are_on(model)
@@ -241,7 +240,7 @@ class Applied:
 
 
 def _all_patches(applications: Iterable[Application], more: Iterable[Patch] = ()) -> list[Patch]:
-    """The patches of *applications* and *more*, the last of each target."""
+    """The patches of *applications* and *more*; for each target, the last one."""
     every = [*(patch for application in applications for patch in application.patches), *more]
     return [*{(patch.path, patch.target): patch for patch in every}.values()]
 
@@ -261,7 +260,9 @@ def _report_of(model: nn.Module, patches: Sequence[Patch]) -> Report:
         for patch in patches
         if (module := patch.module_ref()) is not None
     ]
-    return Report(type(model).__name__, "training", entries, notes=["read off the model: its plan is not at hand"])
+    return Report(
+        type(model).__name__, "training", entries, notes=["read off the model, because its plan is not available"]
+    )
 
 
 def _complain(left: Sequence[Change]) -> None:

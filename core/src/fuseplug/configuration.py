@@ -1,7 +1,7 @@
-"""What a user may set, in the environment or in a file: ``fuseplug.toml``, or ``[tool.fuseplug]`` of a pyproject.toml.
+"""A user's settings, in the environment or in a file: ``fuseplug.toml``, or ``[tool.fuseplug]`` of a pyproject.toml.
 
-The file is the nearest one above the working directory, which anybody may have written. So it can do no more than
-choose among what is installed: it cannot say where passed checks are read from.
+The file is the nearest one in or above the working directory, and anybody may have written it. So it can only choose
+among what is installed: it cannot say where passed checks are read from.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def _words(value: Any) -> str | None:
 
 
 class Setting(NamedTuple):
-    """One thing that can be set.
+    """One setting.
 
     Attributes:
         variable: Its environment variable.
         unset: What holds if it is not set.
         expected: What a file may say.
-        read: What a file says as the variable would; ``None`` if a file must not say it.
+        read: Turns the value in a file into that of the variable, or into ``None`` if a file must not have it.
     """
 
     variable: str
@@ -58,7 +58,7 @@ SETTINGS: Mapping[str, Setting] = {
         read=lambda value: str(int(value)) if isinstance(value, bool) else None,
     ),
 }
-"""By the name that a file uses."""
+"""The settings, by the name that a file uses."""
 
 
 class File(NamedTuple):
@@ -66,7 +66,7 @@ class File(NamedTuple):
 
     Attributes:
         path: Where it is.
-        variables: What it says, under the names of the environment variables.
+        variables: The settings in it, under the names of the environment variables.
     """
 
     path: Path
@@ -74,28 +74,28 @@ class File(NamedTuple):
 
 
 class Environment(dict[str, str]):
-    """The environment variables, and under their names what *file* says of those that are not set."""
+    """The environment variables; for those that are not set, the settings of *file* under the same names."""
 
     def __init__(self, environ: Mapping[str, str], file: File | None) -> None:
         super().__init__({**(file.variables if file else {}), **environ})
         self._set_in_file = {name: file.path for name in file.variables if name not in environ} if file else {}
 
     def source(self, variable: str) -> Path | None:
-        """The file that says it; ``None`` if it is the environment, or nobody."""
+        """The file that sets *variable*; ``None`` if the environment sets it, or nothing does."""
         return self._set_in_file.get(variable)
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> Environment:
-    """What is in force now, here.
+    """The variables and settings that are in force now, in this working directory.
 
     Raises:
-        SettingsError: If the file is not right.
+        SettingsError: If the file is not valid.
     """
     return Environment(environ, nearest_file())
 
 
 def named(environ: Mapping[str, str], variable: str) -> str:
-    """What a user has to look at to change *variable*: itself, or the setting of a file."""
+    """Where a user changes *variable*: its own name, or the name of a setting and its file."""
     source = environ.source(variable) if isinstance(environ, Environment) else None
     if source is None:
         return variable
@@ -103,21 +103,21 @@ def named(environ: Mapping[str, str], variable: str) -> str:
 
 
 def nearest_file() -> File | None:
-    """The file of the working directory, or of the nearest directory above that has one.
+    """The file in the working directory, or in the nearest directory above that has one.
 
     Raises:
-        SettingsError: If it is not right.
+        SettingsError: If it is not valid.
     """
     try:
         here = Path.cwd()
-    except OSError:  # somebody has deleted it
+    except OSError:  # the working directory was deleted
         return None
     for folder in (here, *here.parents):
         for path in (folder / FILE, folder / "pyproject.toml"):
             try:
                 stat = path.stat()
                 file = _file(path, stat.st_mtime_ns, stat.st_size)
-            except OSError:  # it is not there, or not for us to read
+            except OSError:  # the file does not exist or cannot be read
                 continue
             if file is not None:
                 return file
@@ -126,7 +126,7 @@ def nearest_file() -> File | None:
 
 @functools.lru_cache(maxsize=32)
 def _file(path: Path, *version: int) -> File | None:
-    """What *path* says; ``None`` if it is another project's. *version* tells it from what it said before."""
+    """The settings in *path*; ``None`` for a pyproject.toml without any. A new *version* makes the cache read again."""
     del version
     text = path.read_text(encoding="utf-8", errors="replace")
     if path.name != FILE and TABLE not in text:
@@ -145,7 +145,7 @@ def _parsed(path: Path, text: str) -> Any:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path} is not TOML: {error}: mend or remove it", path=path) from error
+        raise SettingsError(f"{path} is not TOML: {error}: correct or remove it", path=path) from error
 
 
 def _variables(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The data that Fuseplug and a kernel exchange. It has no behaviour, and importing it does not import torch."""
+"""The data that Fuseplug and a kernel exchange: classes without behaviour, in a module that does not import torch."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Compute = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Site:
-    """One module of one model: what a kernel is asked about.
+    """One module of one model, about which a kernel is asked.
 
     Attributes:
         path: Where the module is, as in ``model.named_modules()``; ``""`` is the model itself. A kernel is asked once
-            about all modules that are alike, and this is the path of the first.
+            about all modules that are alike, and this is the path of the first one.
         module: A stand-in for the module: its class, its attributes and its children, with parameters and buffers that
-            have shape and dtype but no values (they are on ``meta``). Nothing done to it reaches the model.
+            have shape and dtype but no values (they are on ``meta``). Changes to the stand-in do not reach the model.
         device_type: Where the module runs or will run: ``"cpu"``, ``"cuda"``, ``"npu"``, …
         mode: ``"training"`` if gradients are needed.
-        paths: The paths of all modules that the question is about: of all that are alike, in the order of the model, or
-            of the one module. A module that is in the model twice has two.
+        paths: The paths of all modules that the question is about, in the order of the model: of all modules that are
+            alike, or of one module. A module that is in the model twice has two paths.
     """
 
     path: str
@@ -41,14 +41,15 @@ class Site:
 
 @dataclass(frozen=True)
 class Target:
-    """What would be replaced at a site.
+    """The part of a site that would be replaced.
 
     Attributes:
         method: The method of the module that is replaced.
-        function: If given, *method* itself stays. Instead, the function of this name which it looks up as a global of
-            its Python module (``apply_rotary_pos_emb``) is replaced, for this one instance only.
-        path: The module below the site whose method it is (``"lm_head"``); by default the site itself.
-        around: For Fuseplug's own use: the kernel whose `Scope` goes around the method. The method itself stays.
+        function: If given, *method* itself stays. Instead, the function of this name, which *method* looks up as a
+            global of its Python module (``apply_rotary_pos_emb``), is replaced for this one instance only.
+        path: The path, below the site, of the module that has the method (``"lm_head"``); by default the site itself.
+        around: For Fuseplug's own use: the id of the kernel whose `Scope` goes around the method. The method itself
+            stays.
     """
 
     method: str = "forward"
@@ -65,12 +66,12 @@ class Target:
 class Scope:
     """The calls of a method of the site during which the targets of a proposal are replaced.
 
-    Outside such calls the originals compute. Fuseplug puts itself around the method. The method gets every call as it
-    was made, and its result is returned as it is, so a scope cannot change what the method computes.
+    Outside these calls, the originals compute. Fuseplug wraps the method, passes every call on unchanged, and returns
+    its result unchanged, so a scope cannot change what the method computes.
 
     Attributes:
-        holds: ``holds(module, arguments)``: whether the targets are replaced during this call. *arguments* are those of
-            the call by name, defaults and further keywords included.
+        holds: ``holds(module, arguments)`` says whether the targets are replaced during this call. *arguments* are the
+            arguments of the call by name, including defaults and further keywords.
         method: The method of the site.
     """
 
@@ -84,7 +85,7 @@ class Consent:
 
     Attributes:
         word: A short name that other kernels may share: ``"lazy_logits"``.
-        gives_up: What is no longer as it was, in one sentence. The report begins with it.
+        gives_up: What the user gives up, in one sentence. The report begins with this sentence.
     """
 
     word: str
@@ -97,34 +98,37 @@ class Proposal:
 
     Attributes:
         target: What the kernel would replace.
-        adapters: The variants that it may be, most likely first. Running the module shows which one it is, if any.
-        example: ``example(mix, size, generator)`` makes inputs and parameters for one of *mixes*; *size* is the number
-            of elements that the main input should have, approximately and at least. Random numbers come from
-            *generator*, so that the same call makes the same example.
-        mixes: The combinations to check, opaque to Fuseplug: of dtypes, and of what else differs between calls, such as
-            an optional argument. The first is that of the module as it is now.
-        likely: Those of *mixes*, besides the first, in which the kernel itself is run. Calls in any other mix go to the
-            original. By default all in which the module's own tensors have the same dtypes as in the first. Name fewer
-            where each costs a compilation and some are rare, or more: a function has no tensors of its own.
+        adapters: Adapters of the variants that the target may be, most likely first. Running a twin of the module shows
+            which variant it is, if any.
+        example: ``example(mix, size, generator)`` makes inputs and parameters for one of *mixes*. The main input should
+            have about *size* elements, and no fewer. Random numbers come from *generator*, so that the same call makes
+            the same example.
+        mixes: The combinations to check, of dtypes and of everything else that differs between calls, such as an
+            optional argument. They are opaque to Fuseplug. The first is that of the module as it is now.
+        likely: The *mixes*, besides the first, in which the kernel itself is run. Calls in any other mix go to the
+            original. By default, these are all mixes in which the module's own tensors have the same dtypes as in the
+            first. Name more, or fewer if each costs a compilation and some are rare. A function has no tensors of its
+            own, so its default is all mixes.
         roundings: How many roundings to the output's dtype a right implementation may accumulate.
         working_roundings: How many roundings in float32, in which it computes, it may accumulate before that. These two
             are the constants *c* and *w* of the tolerance (``docs/tolerances.md``).
-        covers: Paths below the site whose modules are no longer called once the target is replaced.
-        exact: Whether the original must equal the reference bit for bit. Say no if the original is not reproducible to
-            the bit, such as a grouped matmul that sums in an order of its own. It must then be within the same
-            tolerance of the reference in float64, values and gradients, in every mix. Magnitudes are then those of
-            whole tensors, not of rows. Float32 is the sharpest mix, so it must be among them.
-        impossible: Conditions, in the words of the original's code (``"token_idx.numel() == 0"``), for which every
-            input gives the same answer as all examples, unless the original raises. If a branch depends on shapes or
+        covers: The paths, below the site, of modules that are no longer called once the target is replaced.
+        exact: Whether the original must equal the reference bit for bit. Give ``False`` if the original is not
+            reproducible bit for bit, such as a grouped matmul, which does not add in a fixed order. Its values and
+            gradients must then be within the same tolerance of the reference in float64, in every mix. The magnitudes
+            in that tolerance are those of whole tensors, not of rows. Float32 is the sharpest mix, so *mixes* must
+            contain it.
+        impossible: Conditions, in the words of the original's code (``"token_idx.numel() == 0"``), whose answer is the
+            same for every input as for all examples, unless the original raises. If a branch depends on shapes or
             values, goes one way in all examples and is not named here, the original is left alone.
         beside: Proposals for further targets. Each is verified on its own. All are applied, or none.
-        scope: The calls during which the targets are replaced; ``None``: always.
-        lazy: The class that stands for the result until something needs its values, a subclass of tensor: its method
-            ``computed()`` gives the result, which Fuseplug checks to be the original's bit for bit. If it has
-            ``counted_by(told)``, it calls ``told.real(why)`` when something needed the values, for the report.
+        scope: The calls during which the targets are replaced; ``None`` for all calls.
+        lazy: The class of lazy results, a subclass of `torch.Tensor`. Its method ``computed()`` gives the real result,
+            which Fuseplug checks to be the original's bit for bit. If the class has a method ``counted_by(told)``, a
+            lazy result calls ``told.real(why)`` when something needs its values, so that Fuseplug can count this.
         consent: What the user must agree to first.
-        work: On how many elements the op works for each of the main input: for a gated MLP its inner width over its
-            outer one. `BaseKernel.gains_from` counts these.
+        work: The number of elements on which the op works for each element of the main input: for a gated MLP, its
+            inner width divided by its outer width. `BaseKernel.gains_from` counts elements times *work*.
     """
 
     target: Target
@@ -145,18 +149,18 @@ class Proposal:
 
     @property
     def all_targets(self) -> tuple[Proposal, ...]:
-        """This, and those beside it."""
+        """This proposal and those beside it."""
         return (self, *self.beside)
 
 
 @dataclass(frozen=True)
 class Use:
-    """A kind of call for which a kernel may be faster than the original, or not.
+    """A kind of call, for which a kernel may or may not be faster than the original.
 
     Attributes:
         adapter: The variant of the op.
         device_type: Where it runs.
-        dtype: That of the main input.
+        dtype: The dtype of the main input.
         gradients: Whether the main input requires gradients.
     """
 
@@ -171,13 +175,13 @@ class Rejection:
     """Why a site that has the kernel's op is left alone. For a site without it, a kernel answers ``None``.
 
     Attributes:
-        reason: What prevents it, and what to do about it, for a person to read.
-        kind: Kernels give ``"unsupported"``. Fuseplug itself adds ``"unlike"`` (its behaviour matches no
+        reason: What prevents the replacement, and what to do about it, for a person to read.
+        kind: Kernels give ``"unsupported"``. Fuseplug itself adds ``"unlike"`` (the original's behaviour matches no
             variant), ``"failed"`` (the kernel's numbers are wrong here), ``"error"`` (the kernel raised or broke the
             contract), ``"foreign"`` (somebody else's replacement is in place), ``"unavailable"`` (the machine lacks
-            something the kernel needs), ``"consent"`` (the user has not agreed to what it gives up), ``"slower"``
-            (it was measured, and gains in no call) and ``"rounding"`` (with ``rounding="exact"``, it is right, but its
-            bits are not the original's).
+            something that the kernel needs), ``"consent"`` (the user has not agreed to what the kernel gives up),
+            ``"slower"`` (the kernel was measured, and gains in no call) and ``"rounding"`` (with ``rounding="exact"``,
+            the kernel is right, but its bits are not the original's).
     """
 
     reason: str

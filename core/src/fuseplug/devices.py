@@ -1,4 +1,4 @@
-"""Device types: which there are, and whether one is here."""
+"""Device types: which ones exist, and whether one is present."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Destination:
 
     Attributes:
         type: The type of the device.
-        device: The device; ``None`` while none of its type is here, when torch may not even know the type.
+        device: The device; ``None`` if none of its type is present, in which case torch may not even know the type.
     """
 
     type: str
@@ -30,10 +30,10 @@ class Destination:
 
 
 def destination(device: torch.device | str, types: Iterable[str]) -> Destination:
-    """What *device*, in the words of a user, stands for.
+    """The destination that *device*, as a user names it, stands for.
 
     Raises:
-        PlanError: If its type is not among *types*.
+        PlanError: If *device* is a string whose type is not among *types*, or whose index is not a number.
     """
     if isinstance(device, torch.device):
         return Destination(device.type, device if present(device.type) else None)
@@ -58,7 +58,7 @@ def present(device_type: str) -> bool:
 
 
 def processor() -> str:
-    """The CPU: its name, which Linux knows, or elsewhere what Python says; and which of its vectors torch uses."""
+    """The name of the CPU, from Linux or else from Python, and which of its vector instructions torch uses."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -67,10 +67,10 @@ def processor() -> str:
 
 
 def device_here(device: str | None) -> str:
-    """The device on which a model is to be run now: *device*, or by default the accelerator, if there is one.
+    """The device on which to run a model now: *device*, or by default the accelerator, or the CPU if there is none.
 
     Raises:
-        PlanError: If *device* is unknown, or not here.
+        PlanError: If *device* is unknown or not present.
     """
     if device is None:
         here = torch.accelerator.current_accelerator(check_available=True)
@@ -78,6 +78,6 @@ def device_here(device: str | None) -> str:
     place = destination(device, KNOWN)
     if place.device is None:
         raise PlanError(
-            f"--device {device}: there is none here, and the model is to be run; `fuseplug doctor` says more"
+            f"--device {device}: this machine has none, and the model must run on it; `fuseplug doctor` says more"
         )
     return str(place.device)

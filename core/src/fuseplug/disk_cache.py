@@ -1,7 +1,7 @@
-"""What was found out on this machine and holds as long as nothing that it depends on changes, kept between runs.
+"""Keeps, between runs, answers found on this machine that hold until something that they depend on changes.
 
-Each answer is a file of JSON in the user's cache directory, under the hash of everything that it depends on. What
-cannot be read is not there; what cannot be written is found out again.
+Each answer is a JSON file in the user's cache directory, under the hash of everything that the answer depends on. An
+answer that cannot be read counts as absent; one that cannot be written is found again.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ VARIABLE = "FUSEPLUG_CACHE"
 
 
 def folder(environ: Mapping[str, str] | None = None) -> Path | None:
-    """Where answers are kept; ``None`` if they are not.
+    """The directory in which answers are kept; ``None`` if they are not kept.
 
     Raises:
-        SettingsError: If *environ* is not given, and the user's file is not right.
+        SettingsError: If *environ* is not given, and the user's file is not valid.
     """
     if environ is None:
         from .configuration import environment
@@ -32,7 +32,7 @@ def folder(environ: Mapping[str, str] | None = None) -> Path | None:
     if named.lower() == "off":
         return None
     home = environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME") or "~/.cache"
-    # Not Path.expanduser, which raises where there is no home.
+    # Not Path.expanduser, which raises if there is no home directory.
     folder = os.path.expanduser(named or os.path.join(home, "fuseplug"))  # noqa: PTH111, PTH118
     return None if folder.startswith("~") else Path(folder)
 
@@ -41,7 +41,7 @@ class DiskCache:
     """Answers of one kind.
 
     Args:
-        kind: The name of their folder.
+        kind: The name of the folder with these answers.
         where: The directory with the folders of all kinds; ``None`` keeps nothing.
     """
 
@@ -49,11 +49,11 @@ class DiskCache:
         self._folder = None if where is None else where / kind
 
     def __bool__(self) -> bool:
-        """Whether anything is kept at all; not whether there is anything yet."""
+        """Whether answers are kept at all, even if there are none yet."""
         return self._folder is not None
 
     def get(self, key: str) -> Any:
-        """What was kept under *key*; ``None`` if nothing was."""
+        """The answer that is kept under *key*; ``None`` if there is none."""
         if self._folder is None:
             return None
         try:
@@ -65,7 +65,7 @@ class DiskCache:
         """Keep *answer*, plain data, under *key*."""
         if self._folder is None:
             return
-        # Whole or not at all, whoever else writes it now.
+        # Write a part and rename it, so that the file is whole even if another process writes it now.
         part = self._folder / f"{key}.{os.getpid()}.part"
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ class DiskCache:
         return 0 if self._folder is None else sum(1 for _ in self._folder.glob("*.json"))
 
     def clear(self) -> int:
-        """Forget all answers; say how many there were."""
+        """Delete all answers, and return how many there were."""
         count = len(self)
         if self._folder is not None:
             for path in (*self._folder.glob("*.json"), *self._folder.glob("*.part")):
@@ -85,4 +85,4 @@ class DiskCache:
 
 
 NOWHERE = DiskCache("", None)
-"""Keeps nothing."""
+"""A cache that keeps nothing."""

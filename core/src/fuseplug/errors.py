@@ -1,7 +1,7 @@
-"""What can go wrong: one base class, one child per stage of the walk.
+"""The exceptions: one base class, and one subclass for each stage.
 
-Each exception says which object, what was expected, what was found and what to do next; callers that want to act on it
-rather than print it find the objects as attributes.
+Each message names the object and says what was expected, what was found and what to do next. Callers that want to act
+on an exception, rather than print it, find the objects as its attributes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class FuseplugError(Exception):
-    """Base of everything Fuseplug raises on purpose. Keyword arguments become attributes."""
+    """Base of all exceptions that Fuseplug raises on purpose. Keyword arguments become attributes."""
 
     def __init__(self, message: str, **objects: Any) -> None:
         super().__init__(message)
@@ -18,28 +18,28 @@ class FuseplugError(Exception):
 
 
 class SettingsError(FuseplugError):
-    """A file with settings says something that cannot be set, or cannot be read as TOML."""
+    """A file with settings contains something that cannot be set, or is not valid TOML."""
 
 
 class DiscoveryError(FuseplugError):
-    """A kernel was asked for by name and is not there, is broken, or is claimed by two distributions."""
+    """A kernel that was asked for by name is not there, is broken, or is claimed by two distributions."""
 
 
 class PlanError(FuseplugError):
-    """The question itself is wrong: not a module, a glob that matches nothing, an unknown mode."""
+    """The request itself is wrong: the model is no module, a glob matches nothing, the mode is unknown."""
 
 
 class RejectedError(FuseplugError):
-    """A kernel that was asked for by name, or ``strict=True``, met a site it had to leave alone."""
+    """A site had to be left alone, although a kernel was asked for by name or ``strict=True`` was given."""
 
 
 class VerificationError(RejectedError):
-    """The same, because the kernel was run and its numbers are wrong here."""
+    """A site had to be left alone because a kernel was run and its numbers are wrong here."""
 
 
 class PatchError(FuseplugError):
-    """A patch could not be put on; whatever was already on has been taken off again."""
+    """A patch could not be put on; all patches that were already on have been taken off again."""
 
 
 class UndoError(FuseplugError):
-    """Something of ours could not be taken off because it is no longer there; the rest was."""
+    """Some replacements could not be taken off because they are no longer in place; all others were taken off."""

@@ -1,4 +1,4 @@
-"""How the function of a kernel leaves a call to PyTorch, and when it is to leave small ones."""
+"""How the function of a kernel leaves a call to PyTorch, and when it must leave small calls."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ R = TypeVar("R")
 
 
 class _InThisThread(threading.local):
-    """What is known of the call of a kernel's function that runs.
+    """The state of the call of a kernel's function that runs in this thread.
 
     Attributes:
         declined: Whether the function left the call to its reference.
-        small_declined: Whether a function declines what is too small to be worth a compiled program. In a model the
-            guard has compared the size with `BaseKernel.gains_from`, or is not to.
+        small_declined: Whether a function declines calls that are too small to be worth a compiled program. In a model
+            it does not: the guard has compared the size with `BaseKernel.gains_from`, or must not compare it.
     """
 
     declined = False
@@ -32,25 +32,25 @@ this_thread = _InThisThread()
 
 
 def by_reference(compute: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Compute by the reference what a backend does not serve. In a model, the call then does not count as the kernel's.
+    """Compute with the reference what a backend does not serve. In a model, the call then counts as the original's.
 
     Args:
-        compute: What the reference computes with.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
+        compute: The function with which the reference computes.
+        args: The arguments of *compute*.
+        kwargs: The keyword arguments of *compute*.
 
     Returns:
         What *compute* returns.
     """
     result = compute(*args, **kwargs)
     if not torch.compiler.is_compiling():
-        this_thread.declined = True  # only now: what was computed may have called another fused module
+        this_thread.declined = True  # set last, because *compute* may call another fused module
     return result
 
 
 @contextlib.contextmanager
 def declining_small(declining: bool = True) -> Iterator[None]:
-    """Inside, functions decline what is too small to be worth a compiled program, or do not."""
+    """Set whether functions, within the block, decline calls that are too small to be worth a compiled program."""
     before, this_thread.small_declined = this_thread.small_declined, declining
     try:
         yield
@@ -59,5 +59,5 @@ def declining_small(declining: bool = True) -> Iterator[None]:
 
 
 def is_small_declined() -> bool:
-    """Whether a function is to decline what is too small to be worth a compiled program: see `declining_small`."""
+    """Whether functions must decline calls that are too small to be worth a compiled program (`declining_small`)."""
     return this_thread.small_declined

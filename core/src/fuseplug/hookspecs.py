@@ -18,44 +18,46 @@ from .contract import Answer, Compute, Consent, Proposal, Rejection, Scope, Site
 PROJECT = "fuseplug"
 ENTRY_POINT_GROUP = "fuseplug.kernels"
 NEWEST_API = 1
-"""The newest version of the contract. `BaseKernel.api` stays 1 when a second comes: who names none has the first."""
+"""The newest version of the contract. A newer one does not change `BaseKernel.api`: the default version stays 1."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
-class BaseKernel(abc.ABC):  # so that the base of several kernels may leave a method to them
-    """One fused implementation of one op. Subclass it in a module that imports no torch.
+class BaseKernel(abc.ABC):  # a common base of several kernels may declare abstract methods
+    """One fused implementation of one op. Subclass it in a module that does not import torch.
 
-    A kernel is declared as data and answers one question, `match`. It never touches a model: Fuseplug checks it,
-    applies it, takes it off and reports it, the same way for everybody.
+    A kernel declares data and answers one question, `match`. It never touches a model: Fuseplug checks, applies, undoes
+    and reports all kernels in the same way.
 
     Attributes:
-        api: The version of this contract that the kernel was written for. It keeps working with every later release
-            of Fuseplug that has the same (``docs/compatibility.md``).
+        api: The version of this contract that the kernel was written for. The kernel keeps working with every later
+            release of Fuseplug that supports this version (``docs/compatibility.md``).
         kernel_id: The kernel's name everywhere; equal to the name of its entry point.
-        op: What it computes, in the field's words: ``"rmsnorm"``, ``"swiglu"``, ``"rope"``, ``"moe"`` or your own.
-        function: ``"package.module:function"`` that computes it; imported when the kernel is chosen, not before.
-        reference: ``"package.module:function"`` in plain PyTorch with the same signature: the definition of right. It
-            must compute in ``promote(x.dtype, float32)``, so that float64 inputs give the truth.
-        recogniser: ``"package.module:function"``, which `match` calls with the site; imported when a model is planned,
-            not before. A kernel that writes `match` itself needs none.
+        op: What the kernel computes, in the field's words: ``"rmsnorm"``, ``"swiglu"``, ``"rope"``, ``"moe"`` or your
+            own.
+        function: ``"package.module:function"`` that computes the op. Imported only when the kernel is chosen.
+        reference: ``"package.module:function"`` in plain PyTorch with the same signature. It defines the right result.
+            It must compute in ``promote(x.dtype, float32)``, so that float64 inputs give the true result.
+        recogniser: ``"package.module:function"``, which `match` calls with the site. Imported only when a model is
+            planned. A kernel that overrides `match` needs none.
         specimens: ``"package.module:function"`` that returns small modules which the kernel fuses, at least one for
-            each variant that it claims: what `fuseplug_testing` checks it on. If the kernel has a scope, each has a
-            property ``dummy_inputs``: the arguments of a call within it, by name. Optional, and inherited.
-        device_types: Where it runs; empty for every device.
-        differentiable: Whether gradients flow through it. If not, it is used only for ``mode="inference"``.
+            each variant that it claims. `fuseplug_testing` checks the kernel on them. If the kernel has a scope, each
+            module has a property ``dummy_inputs``: the arguments, by name, of a call within the scope. Optional, and
+            inherited.
+        device_types: The types of device on which the kernel runs; empty for every device.
+        differentiable: Whether gradients flow through the kernel. If not, it is used only for ``mode="inference"``.
         when_traced: What computes a call that ``torch.compile``, ``torch.export`` or ``torch.jit.trace`` traces: the
-            ``"kernel"``, or the ``"original"``, if the compiler fuses that as well, or cannot trace the kernel in one
-            graph.
-        priority: Among kernels equally specific to a device the higher one is preferred.
-        rehearsal: For each device type where the first call compiles programs that can be built side by side:
-            ``"package.module:function"``. The function takes nothing and returns a context manager, within which a plan
-            is made. That gives ``None`` if nothing is to be gained here, or a function that returns another context
-            manager. Inside that one the kernel is called first: a program that is not there yet begins to be built, and
-            the call does not wait for it. What the call returns is not used.
-        check_sizes: Numbers of elements at which the kernel is checked on its device. Name more than one where it takes
-            different paths for small and large inputs.
+            ``"kernel"`` or the ``"original"``. Choose the original if the compiler fuses it, too, or cannot trace the
+            kernel in one graph.
+        priority: Of kernels that are equally specific to a device, the one with the highest priority is preferred.
+        rehearsal: ``"package.module:function"`` for each device type on which the first call compiles programs that can
+            be built in parallel. The function takes no arguments and returns a context manager, within which Fuseplug
+            makes the plan. Entering it gives ``None`` if a rehearsal would save nothing here, or else a function that
+            returns a second context manager. Within that, Fuseplug calls the kernel before it checks it: the call
+            starts to build each missing program and does not wait for it, and its result is not used.
+        check_sizes: Numbers of elements at which the kernel is checked on its device. Name more than one if the kernel
+            takes different paths for small and large inputs.
     """
 
     api: ClassVar[int] = 1
@@ -73,12 +75,12 @@ class BaseKernel(abc.ABC):  # so that the base of several kernels may leave a me
     check_sizes: ClassVar[tuple[int, ...]] = (512, 1 << 17)
 
     def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
-        """Say what this kernel would replace at *site*: what `recogniser` says.
+        """Return what this kernel would replace at *site*. By default, `recogniser` answers.
 
         Returns:
-            Proposals, of which the first that fits a target is used; a `Rejection` if the site has this kernel's op but
-            cannot be served;
-            ``None`` if the module does not have the kernel's op.
+            Proposals, of which Fuseplug uses the first that fits a target;
+            a `Rejection` if the site has this kernel's op, but the kernel cannot serve it;
+            ``None`` if the site does not have this kernel's op.
         """
         recognise: Callable[[Site], Iterable[Proposal] | Rejection | None] = resolve(self.recogniser)
         return recognise(site)
@@ -89,27 +91,27 @@ class BaseKernel(abc.ABC):  # so that the base of several kernels may leave a me
         return None
 
     def caveat(self, device_type: str) -> str | None:
-        """Return what makes it doubtful whether the kernel is right on *device_type* here; ``None`` if nothing does.
+        """Return why the kernel may be wrong on *device_type* here; ``None`` if there is no reason for doubt.
 
-        ``fuseplug doctor`` shows it. It keeps no kernel from being used: each is checked on the device.
+        ``fuseplug doctor`` shows the answer. A doubtful kernel is still used if it passes the check on its device.
         """
         del device_type
         return None
 
     def unsupported(self, adapter: Adapter) -> str | None:
-        """Return why this kernel does not compute what *adapter* stands for, a variant of the op; ``None`` if it does.
+        """Return why this kernel does not compute the variant of *adapter*; ``None`` if it does.
 
-        Asked once the variant of a site was found by running it. The base of an op may recognise more variants than
-        one implementation of it serves.
+        Fuseplug asks after it has run the site's code and found its variant. The base class of an op may recognise more
+        variants than one implementation serves.
         """
         del adapter
         return None
 
     def gains_from(self, use: Use) -> int:
-        """Return from how many elements on the kernel is faster than the original; 0 if it always is.
+        """Return the number of elements from which on the kernel is faster than the original; 0 if it always is.
 
-        Measure it. A call with fewer is computed by the original, bit for bit as without Fuseplug. Asked when the
-        kernel is planned, not at each call.
+        Measure this number. The original computes calls with fewer elements, bit for bit as without Fuseplug. Fuseplug
+        asks when it plans, not at each call.
 
         Returns:
             Elements of the main input, times `Proposal.work`.
@@ -118,31 +120,32 @@ class BaseKernel(abc.ABC):  # so that the base of several kernels may leave a me
         return 0
 
     def gains_until(self, use: Use) -> int:
-        """Return up to how many elements the kernel is faster as well, below `gains_from`; 0 if it never is there.
+        """Return the number of elements, below `gains_from`, up to which the kernel is faster, too; 0 if it never is.
 
-        For a kernel that computes a few rows in another way. Counted, measured and asked like `gains_from`.
+        This is for a kernel that computes a few rows in another way. The number is counted, measured and asked for like
+        that of `gains_from`.
         """
         del use
         return 0
 
     @final
     def runs_on(self, device_type: str) -> bool:
-        """Whether `device_types` has *device_type*, or is empty."""
+        """Return whether `device_types` contains *device_type* or is empty."""
         return not self.device_types or device_type in self.device_types
 
     @final
     def lacks(self, device_type: str) -> str | None:
-        """What `unavailable` says, or what it raises: that too is something the machine lacks."""
+        """Return the answer of `unavailable`, or the error that it raises: then, too, the machine lacks something."""
         return _asked(self, "unavailable", device_type)
 
     @final
     def doubts(self, device_type: str) -> str | None:
-        """What `caveat` says, or what it raises."""
+        """Return the answer of `caveat`, or the error that it raises."""
         return _asked(self, "caveat", device_type)
 
     @final
     def refuses(self, adapter: Adapter) -> str | None:
-        """What `unsupported` says, or what it raises."""
+        """Return the answer of `unsupported`, or the error that it raises."""
         return _asked(self, "unsupported", adapter)
 
     @final
@@ -161,18 +164,22 @@ class BaseKernel(abc.ABC):  # so that the base of several kernels may leave a me
     @hookspec
     @hookimpl
     def propose(self, site: Site) -> Answer | None:
-        """Ask `match`, and let nothing it raises reach the other kernels. Not to be overridden."""
+        """Ask `match`, and keep everything that it raises from the other kernels. Do not override this method."""
         try:
             answer = self.match(site)
             if answer is None:
                 return None
-            proposals = () if isinstance(answer, Rejection) else tuple(answer)
-            if wrong := [fault for item in proposals or (answer,) for fault in _faults_of_answer(item)]:
-                raise TypeError("; ".join(wrong))
             if isinstance(answer, Rejection):
+                if not isinstance(answer.reason, str):
+                    raise TypeError(f"a Rejection's reason must be a string, not {answer.reason!r}")
                 return Answer(self.kernel_id, rejection=answer)
+            proposals = tuple(answer)
+            if strangers := [item for item in proposals if not isinstance(item, Proposal)]:
+                raise TypeError(f"match() must give Proposals, a Rejection or None; it gave {strangers[0]!r}")
+            if faults := [fault for proposal in proposals for fault in _faults_of_proposal(proposal)]:
+                raise TypeError("; ".join(faults))
         except KeyboardInterrupt as error:
-            # Whether somebody pressed Ctrl-C or the kernel raised it cannot be told.
+            # Ctrl-C cannot be told from a kernel that raises KeyboardInterrupt.
             raise KeyboardInterrupt(
                 f"interrupted while kernel {self.kernel_id} of {type(self).__module__} was asked about "
                 f"{site.path or 'the model'}; exclude={self.kernel_id!r} leaves it out"
@@ -185,7 +192,7 @@ class BaseKernel(abc.ABC):  # so that the base of several kernels may leave a me
 
 
 def _asked(kernel: BaseKernel, question: str, subject: Any) -> str | None:
-    """What a method of *kernel* says of *subject*, or what it raises."""
+    """Return what the method *question* of *kernel* answers about *subject*, or the error that it raises."""
     try:
         reply: str | None = getattr(kernel, question)(subject)
         return reply
@@ -199,19 +206,6 @@ def resolve(path: str) -> Any:
     """Import ``"package.module:name"``."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
-def _faults_of_answer(answer: Any) -> list[str]:
-    """Everything that keeps one of the answers of `match` from being used."""
-    if isinstance(answer, Rejection):
-        return (
-            [] if isinstance(answer.reason, str) else [f"a Rejection's reason must be a string, not {answer.reason!r}"]
-        )
-    if isinstance(answer, Proposal):
-        return _faults_of_proposal(answer)
-    # An empty answer is None in other words.
-    empty = isinstance(answer, Iterable) and not isinstance(answer, str)
-    return [] if empty else [f"match() must give Proposals, a Rejection or None; it gave {answer!r}"]
 
 
 def _faults_of_proposal(answer: Proposal) -> list[str]:
@@ -246,7 +240,7 @@ def _faults_of_proposal(answer: Proposal) -> list[str]:
 
 
 def _faults_of_company(answer: Proposal) -> list[str]:
-    """What is wrong with what goes with the target: other targets, a scope, a consent."""
+    """Return the faults of what accompanies the target: a scope, a consent, a lazy class, other targets."""
     faults = []
     for name, kind in (("scope", Scope), ("consent", Consent), ("lazy", type)):
         value = getattr(answer, name)

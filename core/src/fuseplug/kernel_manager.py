@@ -67,31 +67,33 @@ class KernelManager:
       matches and all modules below them.
     * ``device``: where the model will run, if it is not there now.
     * ``mode``: ``"training"``, ``"inference"``, or ``"auto"``, which means training, because gradients are assumed to
-      be needed. For inference nothing with gradients is compiled or checked, and calls with gradients are the
-      original's.
-    * ``verify``: ``False`` does not run each kernel on its device. Modules are always run to find what they compute.
-      A check that a kernel passed is kept for other processes, until something changes that it depends on; ``"always"``
-      runs it again.
+      be needed. For inference, nothing with gradients is compiled or checked, and the original computes calls with
+      gradients.
+    * ``verify``: ``False`` does not run each kernel on its device. Fuseplug always finds out what a module computes, by
+      running a twin of it. A check that a kernel passed is kept for other processes until something that it depends on
+      changes; ``"always"`` runs it again.
     * ``strict``: raise an error if a site for which a kernel answered had to be left alone.
-    * ``allow``: what you agree to give up. A kernel that changes more than speed and memory names a word
-      (``"lazy_logits"``) and is used only if it is here. The report says which kernel asks for what.
-    * ``every_size``: use kernels in calls of every size. By default a call that is too small to gain is the original's,
-      as each kernel says (`BaseKernel.gains_from`). ``FUSEPLUG_EVERY_SIZE=1`` says the same.
+    * ``allow``: words for what you agree to give up. A kernel that changes more than speed and memory names a word
+      (``"lazy_logits"``), and is used only if ``allow`` has this word. The report says which kernel asks for which
+      word.
+    * ``every_size``: use kernels in calls of every size. By default, the original computes calls that are too small to
+      gain, as each kernel declares (`BaseKernel.gains_from`). ``FUSEPLUG_EVERY_SIZE=1`` has the same effect.
     * ``measure``: find out by timing from which size on each kernel gains in this model, on this machine, instead of
-      believing what it says. A kernel that gains in no call is not used. Give one batch, or a sequence of several, as
-      keyword arguments of the model, in the sizes that you will use; or ``True`` for one row of 16, 128, 512 and 2048
-      random tokens. The model is run: its forward, once for each batch, as ``model.train()`` or ``model.eval()`` left
-      it, under autocast if that is on, and without gradients for inference. What is run is a copy that shares its
-      parameters. So buffers, gradients and the state of random generators stay as they are, but what its code does to
-      the world outside, it does. Times are kept for other processes, as passed checks are.
-    * ``rounding``: ``"exact"`` uses only kernels whose results, and for training their gradients, are the original's
-      bit for bit, in all sizes that are tried on this device; the report says how many targets that leaves alone.
-      ``"close"``, the default, allows the roundings that each op states.
+      believing the size that it declares. A kernel that gains in no call is not used. Give one batch, or a sequence of
+      several, as keyword arguments of the model, in the sizes that you will use; or ``True`` for one row of 16, 128,
+      512 and 2048 random tokens. Fuseplug runs the model's forward once for each batch, in training or eval mode as you
+      left it, under autocast if that is on, and without gradients for inference. It runs a copy that shares the
+      parameters, so buffers, gradients and the state of random generators stay as they are, but other side effects of
+      the model's code do happen. Times are kept for other processes, as passed checks are.
+    * ``rounding``: ``"exact"`` uses only kernels whose results, and for training also their gradients, are the
+      original's bit for bit, at all sizes that are tried on this device. The report says how many targets this leaves
+      alone. ``"close"``, the default, allows the roundings that each op states.
 
     Args:
-        environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read; ``None``: the environment, and the nearest
-            ``fuseplug.toml`` or ``[tool.fuseplug]`` of a ``pyproject.toml`` above the working directory.
-        find: Finds the kernels, given *environ* and the records of registered kernels; ``None``: the installed kernels.
+        environ: The variables, of which ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read; ``None`` for the
+            environment, and the nearest ``fuseplug.toml`` or ``[tool.fuseplug]`` of a ``pyproject.toml`` in or above
+            the working directory.
+        find: Finds the kernels, given *environ* and the records of registered kernels; ``None`` finds installed ones.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None, find: Find | None = None) -> None:
@@ -102,7 +104,7 @@ class KernelManager:
         self._registered: dict[str, KernelRecord] = {}
 
     def kernels(self) -> list[KernelRecord]:
-        """Every kernel that is installed or registered, whatever its state, by distribution and id."""
+        """Every kernel that is installed or registered, whatever its state, in the order of distribution and id."""
         if self._records is None:
             self.refresh()
         return list(self._records or ())
@@ -119,7 +121,7 @@ class KernelManager:
         """Add a kernel class that is not packaged. Usable as a decorator. A second class with an id replaces the first.
 
         Raises:
-            DiscoveryError: If it is not a valid kernel, or an installed kernel has its id.
+            DiscoveryError: If *kernel* is not a valid kernel, or an installed kernel has its id.
         """
         name = getattr(kernel, "__qualname__", repr(kernel))
         kernel_id = str(getattr(kernel, "kernel_id", name))
@@ -127,7 +129,7 @@ class KernelManager:
         record = load_class(kernel, KernelRecord(kernel_id, REGISTERED, value=value))
         if record.state != "ready":
             raise DiscoveryError(f"cannot register {record.value}: {record.reason}", record=record)
-        # What gave way to a kernel that was registered before gives way to this one, too.
+        # A record that yielded to an earlier registration yields to this one, too.
         given_way = ("off", "conflict") if record.kernel_id in self._registered else ("off",)
         for other in self.kernels():
             if (
@@ -161,14 +163,14 @@ class KernelManager:
         measure: Measure = False,
         rounding: Rounding = "close",
     ) -> Plan:
-        """Decide and check what would be done to *model*, and change nothing. The class says what the arguments mean.
+        """Decide and check what would be done to *model*, and change nothing. `KernelManager` explains the arguments.
 
         Raises:
             PlanError: If *model* is not a module, a glob matches nothing, *device*, *mode* or *rounding* is unknown,
-                *rounding* is ``"exact"`` without *verify*, or *measure* is no batch of the model, asked of a model
-                that cannot be run here, or asked without fuseplug-tools.
-            DiscoveryError: If a kernel asked for by name is not installed or not ready.
-            SettingsError: If the user's file with settings is not right.
+                *rounding* is ``"exact"`` without *verify*, or *measure* is no batch of the model, or is given with
+                *every_size*, for a model that cannot be run here, or without fuseplug-tools.
+            DiscoveryError: If a kernel that was asked for by name is not installed or not ready.
+            SettingsError: If the user's file with settings is not valid.
             RejectedError: With ``strict``, if something had to be left alone; `VerificationError` if the reason is that
                 a kernel's numbers are wrong.
         """
@@ -221,17 +223,17 @@ class KernelManager:
             A handle with the report and `undo`.
 
         Raises:
-            PlanError, DiscoveryError, RejectedError: As in `plan`. A faulty installed kernel never raises: the report
+            PlanError, DiscoveryError, RejectedError: As in `plan`. A faulty installed kernel is no error: the report
                 names it.
         """
         return self._applications.apply(model, self.plan(model, **options))
 
     def apply_plan(self, model: nn.Module, plan: Plan) -> Applied:
-        """Do to *model* what *plan* has decided, all or nothing.
+        """Apply *plan* to *model*, all or nothing.
 
         Args:
-            model: The model of which `plan` was asked.
-            plan: What it returned.
+            model: The model that was given to `plan`.
+            plan: What `plan` returned.
 
         Raises:
             PlanError: If *plan* is of another model.
@@ -242,7 +244,9 @@ class KernelManager:
         present = {id(place.module) for place in everywhere(model).values()}
         for patch in plan.patches:
             if id(patch.module_ref()) not in present:
-                raise PlanError(f"the plan is not of this model, which has no {patch.path}.{patch.target}: plan it")
+                raise PlanError(
+                    f"the plan was made for another model: this one has no {patch.path}.{patch.target}; plan this model"
+                )
         return self._applications.apply(model, plan)
 
     def apply(self, kernel_ids: str | Sequence[str], model: nn.Module, **options: Unpack[Options]) -> Applied:
@@ -254,9 +258,9 @@ class KernelManager:
             **options: As in `plan`, without ``include``.
 
         Raises:
-            DiscoveryError: If one is not installed or not ready.
-            RejectedError: If one, or all of an op, fit no site of this model; `VerificationError` if that is because
-                their numbers are wrong.
+            DiscoveryError: If a kernel is not installed or not ready.
+            RejectedError: If a kernel, or every kernel of an op, fits no site of this model; `VerificationError` if the
+                reason is that its numbers are wrong.
         """
         _must_be_module(model, "apply takes the kernels first, then the model")
         from .planning.refusing import refuse_unused
@@ -282,14 +286,14 @@ class KernelManager:
 
     @functools.cached_property
     def _applications(self) -> Applications:
-        from .applications import Applications  # imports torch, which a list of kernels does without
+        from .applications import Applications  # imports torch, which a list of kernels does not need
 
         return Applications()
 
     def _destination(
         self, device: torch.device | str | None
     ) -> tuple[Destination | None, list[KernelRecord], pluggy.PluginManager]:
-        """Where the model will run, and the kernels for it: another machine may have what this one lacks."""
+        """Where the model will run, and the kernels for that machine, which may have what this one lacks."""
         records, plugins = self.kernels(), self._plugins
         if device is None:
             return None, records, plugins
@@ -331,7 +335,5 @@ def _exact(rounding: str, verify: bool | str) -> bool:
     if rounding not in ("close", "exact"):
         raise PlanError(f'rounding={rounding!r} is unknown: expected "close" or "exact"')
     if rounding == "exact" and not verify:
-        raise PlanError(
-            'rounding="exact" is shown by running the kernels, and verify=False runs none: drop one of them'
-        )
+        raise PlanError('rounding="exact" needs the kernels to run, and verify=False runs none: drop one of them')
     return rounding == "exact"

@@ -1,4 +1,4 @@
-"""Public names that are imported when they are first asked for (PEP 562)."""
+"""Imports public names when they are first used (PEP 562)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], 
     """Make the ``__getattr__`` and the ``__dir__`` of a package.
 
     Args:
-        package: Its ``__name__``.
-        homes: For each public name the module that has it: ``".functional"``, relative to the package.
+        package: The ``__name__`` of the package.
+        homes: The module of each public name, relative to the package: ``".functional"``.
 
     Returns:
-        Two functions, for ``__getattr__, __dir__ = lazy(__name__, {...})``. The first imports the module of a name,
-        and keeps what it finds there in the package; it raises `AttributeError` for names that are not in *homes*.
+        Two functions, for ``__getattr__, __dir__ = lazy(__name__, {...})``. The first imports the module of a name
+        and stores the value in the package; it raises `AttributeError` for names that are not in *homes*.
 
     Raises:
-        ValueError: If a name is that of its module, which stands under this name in the package once it is imported.
+        ValueError: If a name equals that of its module, which takes the name in the package once it is imported.
     """
     for name, home in homes.items():
         if home == f".{name}":

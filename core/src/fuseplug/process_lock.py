@@ -1,4 +1,4 @@
-"""A lock that a forked child finds free, for those who write what kernels of a backend share."""
+"""A lock that is free in a forked child, for authors of code that several kernels share."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Reads what a recogniser asks of code: the names and numbers in it, and what it may do besides to compute.
+"""Finds in code what a recogniser needs to know: names, numbers, and what the code may do other than compute.
 
 >>> from fuseplug.reading import names
 >>> "gate_proj" in names(type(module).forward)  # doctest: +SKIP
 
-No code is run. What cannot be read is listed, never guessed.
+No code is run. Code that cannot be read is listed, never guessed.
 """
 
 from fuseplug_verify import constants, hazard, names, remembered

@@ -1,10 +1,10 @@
 """The private names of torch that Fuseplug needs.
 
-Each is here because torch documents nothing that says or does the same. All are in torch 2.7, the oldest that the
-metadata admit; `tests/core/test_torch_private.py` asks each whether it does what is said here, and ``nox -s
-tests-torch-releases`` asks it on other releases.
+Each is here because torch documents nothing that says or does the same. All are in torch 2.7, the oldest release that
+the metadata allow. `tests/core/test_torch_private.py` checks that each does what this module says, and ``nox -s
+tests-torch-releases`` checks it on other releases.
 
-Importing this imports torch, but neither Dynamo nor Inductor, which take a second.
+Importing this module imports torch, but neither Dynamo nor Inductor, whose import takes a second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MISCOMPILES_FUNCTIONS = torch.__version__.startswith("2.11.")
-"""Whether this torch compiles an `autograd.Function` without its gradient, silently, if its forward returns a tensor
+"""Whether this torch silently compiles an `autograd.Function` without its gradient if its forward returns a tensor
 that it has written to: https://github.com/pytorch/pytorch/issues/180642. Only torch 2.11 does."""
 
 GLOBAL_HOOKS = (
@@ -30,13 +30,13 @@ GLOBAL_HOOKS = (
     _nn_module._global_backward_hooks,
     _nn_module._global_backward_pre_hooks,
 )
-"""The dicts that ``torch.nn.modules.module.register_module_…_hook`` add to: those functions add, and nothing lists."""
+"""The dicts to which ``torch.nn.modules.module.register_module_…_hook`` add hooks. No public function lists them."""
 
 
 def traced_away(function: Callable[P, R]) -> Callable[P, R]:
-    """Have Dynamo call *function* while it traces, and take what it returns for a constant.
+    """Make Dynamo call *function* while it traces, and treat the result as a constant.
 
-    As `torch.compiler.assume_constant_result`, which imports Dynamo.
+    `torch.compiler.assume_constant_result` does the same, but imports Dynamo.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

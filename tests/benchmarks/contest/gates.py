@@ -1,4 +1,4 @@
-"""Nobody is timed who is not right: values and gradients of each contender, against the op in a wide dtype."""
+"""Keeps wrong contenders from being timed: checks values and gradients against the op in a wide dtype."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .problems import Problem, both
 from .turns import Entry
 
 _CHUNK = 1 << 26
-"""Elements that are compared at once: float64 copies of a whole tensor would take more memory than the op."""
+"""Elements that are compared at once. Float64 copies of a whole tensor would take more memory than the op."""
 
 
 class Gate:
     """The truth about a problem.
 
-    Right is what is as near to the truth as twice the error of *eager*, or as `Problem.roundings` of the largest
-    magnitude in its row or tensor; and what leaves the arguments as they were, unless it was given its own.
+    A contender is right if its error is at most twice the error of *eager*, or at most `Problem.roundings` of the
+    largest magnitude in the row or tensor. It must also leave the arguments as they were, unless it has its own copies.
     """
 
     def __init__(self, problem: Problem, eager: Entry) -> None:
@@ -27,7 +27,7 @@ class Gate:
         self._eager = eager.outcome()
 
     def fault(self, entry: Entry) -> str:
-        """What is wrong with what *entry* gives; ``""`` if nothing is."""
+        """What is wrong with the results of *entry*, or ``""``."""
         found = entry.outcome()
         names = _names(self._problem, len(found))
         for name, ours, theirs, true in zip(names, found, self._eager, self._truth, strict=True):

@@ -1,4 +1,4 @@
-"""Ways to make contenders of what may not be installed."""
+"""Makes contenders of functions that may not be installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Make = Callable[[Sequence[Tensor]], Function]
 
 
 def imported(target: str) -> Any:
-    """What ``"module:name"`` stands for. Raises ImportError."""
+    """Import what ``"module:name"`` names. Raises ImportError if there is none."""
     module, _, name = target.partition(":")
     found = getattr(importlib.import_module(module), name, None)
     if found is None:
@@ -24,7 +24,7 @@ def imported(target: str) -> Any:
 
 
 def of(target: str, call: Callable[..., Any]) -> Make:
-    """Make ``call(what is imported, *arguments)``."""
+    """Make functions that return ``call(imported(target), *arguments)``."""
 
     def make(_: Sequence[Tensor]) -> Function:
         function = imported(target)
@@ -34,14 +34,14 @@ def of(target: str, call: Callable[..., Any]) -> Make:
 
 
 def compiled(eager: Make) -> Contender:
-    """``torch.compile`` of *eager*, as it comes."""
+    """``torch.compile`` of *eager*, in its default mode."""
     return Contender(COMPILED, _compiled(eager, None))
 
 
 def searching(eager: Make, where: Callable[[Sequence[Tensor]], bool]) -> Contender:
-    """The same, when it looks for longer; only for arguments *where* there is time for that: it takes up to a minute.
+    """``torch.compile`` of *eager* with a longer search: up to a minute, so only for arguments that *where* picks.
 
-    What it finds for a matmul, grouped or not, is torch's own: those who spend their time in one do without this.
+    For a matmul, grouped or not, the search finds torch's own. So ops that spend their time in matmuls omit this.
     """
 
     def make(arguments: Sequence[Tensor]) -> Function:
@@ -55,7 +55,7 @@ def searching(eager: Make, where: Callable[[Sequence[Tensor]], bool]) -> Contend
 def _compiled(eager: Make, mode: str | None) -> Make:
     def make(arguments: Sequence[Tensor]) -> Function:
         if not arguments[0].is_cuda:
-            return torch.compile(eager(arguments), backend="eager")  # what is compiled is what is checked there
+            return torch.compile(eager(arguments), backend="eager")  # without a GPU, only the traced program is checked
         return torch.compile(eager(arguments), mode=mode, dynamic=False)
 
     return make

@@ -1,4 +1,4 @@
-"""What is compared: one op at one shape, and the implementations that take part."""
+"""What is compared: one op at one shape, and its implementations."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ WORKS = (FORWARD, BACKWARD, BOTH)
 OURS, LIGER, EAGER, COMPILED = "fuseplug", "Liger-Kernel", "eager", "torch.compile"
 
 ROUNDINGS = 6
-"""The most that one of our own kernels asks for, in one row."""
+"""The most roundings that one of our own kernels asks for in one row."""
 
 Function = Callable[..., Any]
-"""Takes the arguments of a problem; gives a tensor or a tuple of them."""
+"""Takes the arguments of a problem, and returns a tensor or a tuple of tensors."""
 
 
 class Kind(NamedTuple):
-    """Where tensors are, and of what dtype."""
+    """The device and the dtype of tensors."""
 
     device: torch.device
     dtype: torch.dtype
 
 
 class Least(NamedTuple):
-    """What a work cannot do with less of: the bytes that it must read and write, and its multiplications and sums."""
+    """The least that a work needs: the bytes that it must read and write, and its multiplications and additions."""
 
     bytes: float
     flops: float = 0.0
@@ -40,15 +40,15 @@ class Problem:
     """One op at one shape.
 
     Attributes:
-        shape: In words.
-        arguments: As a model has them; those with gradients require them.
+        shape: The shape, in words.
+        arguments: The arguments as a model has them. Those that have gradients require them.
         upstream: The gradients of the results.
         exact: The op in plain PyTorch, for arguments of any dtype.
-        least: By work.
+        least: The least that each work needs.
         wide: The dtype in which *exact* is the truth.
-        by_row: Whether each row is judged by its own magnitude, or all by that of the tensor: where results are sums of
-            parts, the parts of a row may all but cancel.
-        roundings: To the dtype of a result, that a right implementation may accumulate.
+        by_row: Whether each row is judged by its own magnitude, or all rows by the tensor's. Where results are sums,
+            the parts of a row may almost cancel.
+        roundings: How many roundings to the dtype of a result a right implementation may accumulate.
     """
 
     shape: str
@@ -76,11 +76,11 @@ class Contender:
     """One implementation.
 
     Attributes:
-        name: What the tables call it.
-        make: Gives the function for certain arguments. Raises ImportError where it is not installed, and `LeftOut`
-            where it is but should not take part.
-        writes: Whether it overwrites what it is given, as some do to save memory: then it gets copies, made anew for
-            each call, outside of what is timed.
+        name: Its name in the tables.
+        make: Returns the function for given arguments. Raises ImportError if the implementation is not installed, and
+            `LeftOut` if it is installed but should not take part.
+        writes: Whether the function overwrites its arguments, as some do to save memory. If so, it gets copies, made
+            anew before each call, untimed.
     """
 
     name: str
@@ -94,16 +94,16 @@ class LeftOut(Exception):
 
 @dataclass(frozen=True)
 class Op:
-    """One op: its shapes, the most telling ones first, and who takes part.
+    """One op: its shapes, the most telling ones first, and its contenders.
 
     Attributes:
         problem: Makes the `Problem` of one of the shapes.
-        shapes: What is measured.
+        shapes: The shapes that are measured.
         single: The shape with one token.
         tiny: Shapes on which the benchmark itself is checked, without a GPU.
-        contenders: `OURS` and `EAGER` are among them.
-        applied: What `manager.apply_all` makes of the module; it is the same kernel, called as a model calls it.
-        aim: What is asked of ours, by shape, work, and the least of that.
+        contenders: The implementations, `OURS` and `EAGER` among them.
+        applied: The module after `manager.apply_all`: the same kernel, called as a model calls it.
+        aim: Returns what ours must reach, by shape, work, and the least that the work needs.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Op:
 
 
 def results(out: Any) -> tuple[Tensor, ...]:
-    """What a function gave, as a tuple."""
+    """The results of a function, as a tuple."""
     return out if isinstance(out, tuple) else (out,)
 
 
@@ -142,5 +142,5 @@ def both(function: Function, arguments: Sequence[Tensor], upstream: Sequence[Ten
 
 
 def normal(where: Kind, *shape: int) -> Tensor:
-    """Normally distributed numbers: of zeros a GPU multiplies more in the same time."""
+    """Normally distributed numbers, because a GPU multiplies zeros faster."""
     return torch.randn(shape, device=where.device, dtype=where.dtype)

@@ -1,4 +1,4 @@
-"""One problem: who may take part, and how long each takes."""
+"""Races the contenders of one problem: which of them may take part, and how long each takes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .turns import Entry, Turn
 Clock = Callable[[Mapping[str, Turn], float], Samples]
 
 _SECONDS = 0.6
-"""For all contenders of one work together, above the fewest turns."""
+"""Seconds for all contenders of one work together. Each contender has its fewest turns in any case."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one contender: microseconds, as `spread` gives them."""
+    """The result of one contender: microseconds, as `spread` returns them."""
 
     op: str
     shape: str
@@ -41,7 +41,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Out:
-    """A contender that was not timed, and whether it is to blame: it was there, and was wrong, or failed."""
+    """A contender that was not timed. `fault` says whether it is to blame: it is installed, but wrong or failing."""
 
     op: str
     shape: str
@@ -51,7 +51,7 @@ class Out:
 
 
 def race(op: Op, shape: Any, kind: Kind, clock: Clock, works: Sequence[str]) -> tuple[list[Result], list[Out]]:
-    """Time who is right on *op* at *shape*.
+    """Time the contenders that are right on *op* at *shape*.
 
     Raises:
         torch.OutOfMemoryError: If the truth does not fit into memory.
@@ -69,7 +69,7 @@ def race(op: Op, shape: Any, kind: Kind, clock: Clock, works: Sequence[str]) -> 
 
 
 def admitted(op: str, problem: Problem, contenders: Iterable[Contender]) -> tuple[list[Entry], list[Out]]:
-    """Those who are there and right, and the others."""
+    """The contenders that are installed and right, and the others."""
     everybody = list(contenders)
     gate = Gate(problem, Entry(next(c for c in everybody if c.name == EAGER), problem))
     entries, out = [], []
@@ -88,7 +88,7 @@ def admitted(op: str, problem: Problem, contenders: Iterable[Contender]) -> tupl
 
 
 def why_not(op: str, shape: str, contender: str, error: Exception) -> Out:
-    """A contender that raised *error* on its way to the start."""
+    """The record of a contender that raised *error* before it was timed."""
     if isinstance(error, ImportError):
         return Out(op, shape, contender, f"absent: {error}")
     if isinstance(error, LeftOut):

@@ -1,4 +1,4 @@
-"""How long the device takes, by its own clock and with a cold cache; and how long the host takes to ask."""
+"""Times the device, by its own clock and with a cold cache, and the host, until a call is queued."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ Samples = dict[str, list[float]]
 """Microseconds, by contender."""
 
 FEWEST, MOST = 7, 60
-"""Turns of each contender."""
+"""The fewest and the most turns of each contender."""
 
 _WARM_UP = 3
 _FILLS = 200
 _LARGEST_CACHE = 256 << 20
-"""Bytes, where torch does not say how large the cache is."""
+"""The assumed bytes of a cache whose size torch does not tell."""
 
 _LEEWAY = 200.0
-"""Microseconds that the host may take beyond twice what it took when the same call came before.
+"""Microseconds that the host may take beyond twice the time that the same call took in the warm-up.
 
-Between the calls of others its caches are cold: a call that was queued in 20 µs then took up to 60.
+Between calls of other contenders the host's caches are cold: a call that was queued in 20 µs then took up to 60.
 """
 
 
 class DeviceClock:
-    """Times by the events of a GPU or an NPU, contenders in turn, the L2 cache cold.
+    """Times contenders by turns, by the events of a GPU or an NPU, with a cold L2 cache.
 
     Args:
-        device: A device of one of these.
-        ahead: Before each call a buffer of twice the L2 cache is overwritten; with this as often as it takes the host
-            to have the whole call queued by then, so that the host's time is not in the device's.
+        device: A GPU or an NPU.
+        ahead: Before each call, a buffer of twice the L2 cache is overwritten. With *ahead*, this takes long enough for
+            the host to queue the whole call meanwhile, so that the device's time does not include the host's.
     """
 
     def __init__(self, device: torch.device, *, ahead: bool) -> None:
@@ -87,14 +87,14 @@ def host_clock(turns: Mapping[str, Turn], _seconds: float) -> Samples:
         state = turn.prepare()
         start = time.perf_counter()
         turn.run(state)
-        samples[name] = 2 * [1e6 * (time.perf_counter() - start)]  # a spread is of two at least
+        samples[name] = 2 * [1e6 * (time.perf_counter() - start)]  # `spread` needs two values
     return samples
 
 
 def asking_clock(turns: Mapping[str, Turn], _seconds: float) -> Samples:
-    """The time of the host until a call is queued, the device not waited for.
+    """Time the host until a call is queued, without waiting for the device.
 
-    Nothing is prepared between the calls: for sizes at which overwritten arguments change no time.
+    Nothing is prepared between the calls, so the sizes must be such that overwritten arguments do not change the time.
     """
     calls: dict[str, Callable[[], object]] = {}
     for name, turn in turns.items():

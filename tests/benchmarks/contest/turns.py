@@ -1,4 +1,4 @@
-"""What a clock times: one call of one contender, and what comes before it untimed."""
+"""What a clock times: one call of one contender, after an untimed preparation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .problems import BACKWARD, FORWARD, Contender, Function, Problem, backward,
 
 
 class Turn(NamedTuple):
-    """`prepare` is not timed, and gives what `run` takes."""
+    """A call to time. `prepare` is not timed, and returns the argument of `run`."""
 
     prepare: Callable[[], Any]
     run: Callable[[Any], Any]
@@ -38,12 +38,12 @@ class Entry:
                 own.copy_(given)
 
     def outcome(self) -> tuple[Tensor, ...]:
-        """The results and the gradients, in copies."""
+        """Copies of the results and the gradients."""
         self.restore()
         return tuple(tensor.clone() for tensor in both(self.function, self.arguments, self.upstream))
 
     def turn(self, work: str) -> Turn:
-        """How *work* is timed."""
+        """The turn that times *work*."""
         if work == FORWARD:
             return Turn(self.restore, lambda _: forward(self.function, self.arguments))
         if work == BACKWARD:

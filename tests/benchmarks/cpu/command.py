@@ -1,4 +1,4 @@
-"""What ``run.py`` does: every contest in turn, and a file for each op."""
+"""The command of ``run.py``: it measures every contest, and writes a file for each op."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ WORKS = {FORWARD: "forward", BOTH: "forward and backward"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run it.
+    """Run the command.
 
     Raises:
-        SystemExit: If somebody who takes part is wrong or fails.
+        SystemExit: If a contender is wrong or fails.
     """
     options = parse(arguments)
     for file in options.only:
@@ -56,7 +56,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(contest: Contest, dtype: str, options: argparse.Namespace) -> list[Table]:
-    """The times of all at each shape: a table for each work."""
+    """The times of all contenders at each shape: a table for each work."""
     unit = "ms" if contest.milliseconds else "µs"
     columns = (contest.shape, "contender", unit, f"× {contest.baseline}, turn by turn", *["peak, MB"] * contest.memory)
     tables = {work: Table(f"{contest.title}, {dtype}, {name}, in {unit}", columns) for work, name in WORKS.items()}
@@ -76,10 +76,10 @@ def measure(contest: Contest, dtype: str, options: argparse.Namespace) -> list[T
 
 
 def judged(contest: Contest, shape: tuple[int, ...], kind: Kind) -> tuple[str, list[turns.Entry]]:
-    """What *shape* is called, and those who are right there.
+    """The name of *shape*, and the contenders that are right at the shape at which they are judged.
 
     Raises:
-        SystemExit: If somebody is wrong or fails.
+        SystemExit: If a contender is wrong or fails.
     """
     torch.manual_seed(0)
     torch.compiler.reset()
@@ -101,7 +101,7 @@ def turns_of(contestants: Sequence[turns.Entry], work: str) -> dict[str, Any]:
 
 
 def _megabytes(run: Callable[[], Any], gradients: int) -> float:
-    """The peak above what is there, without the bytes of the *gradients* that *run* returns."""
+    """The peak of memory that *run* adds, less the bytes of the *gradients* that it returns."""
     peak = peak_memory(run)
     return math.nan if peak is None else (peak - gradients) / 1e6
 

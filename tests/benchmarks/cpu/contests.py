@@ -1,4 +1,4 @@
-"""What is measured on a CPU: the ops of all benchmarks, at sizes for two cores, with those who take part there."""
+"""The contests on a CPU: the ops of all benchmarks, with sizes for two cores and the contenders there."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ..contest.problems import COMPILED, EAGER, OURS, Contender, Function, LeftO
 from ..ops import decoding, linear_attention, linear_cross_entropy, moe, rmsnorm, rope, swiglu
 
 BATCHED, BATCHED_UP_TO = "batched_mm", 16
-"""Tokens: it copies a matrix for each of their experts."""
+"""A contender, and the most tokens with which it is measured: it copies a matrix for each of their experts."""
 
 
 @dataclass(frozen=True)
 class Contest:
-    """What is timed: a table for each dtype and work.
+    """One op to time, with a table for each dtype and work.
 
     Attributes:
-        op: Who takes part, and at which shapes.
-        title: What the tables are called.
-        shape: What the shapes are made of.
-        baseline: To whose time the others' are compared.
-        milliseconds: Whether times are in these; otherwise in microseconds.
-        memory: Whether peaks of memory are measured as well.
-        matmuls: Whether it is mostly these, so that it is not measured in bfloat16 where that is emulated.
-        judged: The shape at which all are judged, for the one that is timed.
-        long: Further shapes, which take minutes.
+        op: The contenders and the shapes.
+        title: The beginning of the tables' titles.
+        shape: The heading of the column of shapes: the sizes that make up a shape.
+        baseline: The contender with whose time the others' are compared.
+        milliseconds: Whether times are in milliseconds instead of microseconds.
+        memory: Whether peaks of memory are measured, too.
+        matmuls: Whether the op consists mostly of matmuls. If so, it is not measured in emulated bfloat16.
+        judged: For a shape that is timed, the shape at which results are checked.
+        long: More shapes, which take minutes.
     """
 
     op: Op
@@ -103,7 +103,7 @@ MLP = on_cpu(
     shapes=[swiglu.Shape(rows, inner) for inner in (3072, 11008) for rows in (1, 16, 128, 512)],
 )
 SIZES = ((8, 2, 512, 1024), (64, 8, 256, 512))
-"""Experts, how many of them for each token, and their widths."""
+"""The number of experts, the number of experts for each token, and the widths of an expert."""
 EXPERTS = on_cpu(
     moe.OP,
     moe.applied,
@@ -119,7 +119,7 @@ LOSS = on_cpu(
         "fuseplug_linear_cross_entropy:linear_cross_entropy", lambda f, hidden, *rest: f(hidden, *rest).to(hidden.dtype)
     ),
     compiled(linear_cross_entropy.eager),
-    # Its chunked way, which saves memory, is left out: it takes many times as long.
+    # torch's chunked option, which saves memory, is left out: it takes many times as long.
     Contender(linear_cross_entropy.TORCH, of("torch.nn.functional:linear_cross_entropy", lambda f, *rest: f(*rest))),
     eager=linear_cross_entropy.eager,
     shapes=[linear_cross_entropy.Shape(*size) for size in ((512, 512, 32000), (2048, 512, 32000), (512, 1024, 151936))],
@@ -178,7 +178,7 @@ CONTESTS: Mapping[str, Sequence[Contest]] = {
         Contest(decoding.CHUNK_STEP, "Chunk scan, a step of heads of 64 × 128 states", "sequences × heads"),
     ],
 }
-"""By the file of docs/results that has their tables."""
+"""The contests, by the file of docs/results that has their tables."""
 
 ON_REQUEST = ("linear_cross_entropy_with_entropy",)
-"""Files that no page shows. TRL takes part, and takes minutes."""
+"""Files that no page shows. TRL is a contender, and takes minutes."""

@@ -1,4 +1,4 @@
-"""Every kernel against the best of its peers, on this CPU: right first, then fast. Writes docs/results.
+"""Checks and times every kernel against the best of its peers on this CPU. Writes docs/results.
 
 python tests/benchmarks/cpu/run.py [--only FILE …] [--dtype float32] [--long] [--repeats N]
 python tests/benchmarks/cpu/run.py --dry-run    # checks the benchmark itself, and writes no times

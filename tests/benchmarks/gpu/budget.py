@@ -1,4 +1,4 @@
-"""A run ends when it was said to end: what time there is, divided over what is measured."""
+"""Divides the time of a run among its parts, so that the run ends on time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 class Budget:
-    """So many minutes for *parts*, by weight; what one leaves over goes to those after it."""
+    """Divides *minutes* among *parts* by weight. Time that a part leaves over goes to the parts after it."""
 
     def __init__(self, minutes: float, parts: Mapping[str, float]) -> None:
         self._parts = dict(parts)
@@ -15,7 +15,7 @@ class Budget:
         self._until = self._end
 
     def begin(self, part: str) -> None:
-        """From now on the time is that of *part*."""
+        """Start the time of *part*."""
         left = self._end - time.monotonic()
         share = self._parts[part] / sum(self._parts.values())
         del self._parts[part]
@@ -23,5 +23,5 @@ class Budget:
 
     @property
     def over(self) -> bool:
-        """Whether the part that has begun has had its time."""
+        """Whether the time of the current part is over."""
         return time.monotonic() > self._until

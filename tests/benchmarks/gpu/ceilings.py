@@ -1,4 +1,4 @@
-"""What this very device reaches, measured in the same run: bytes copied and bfloat16 multiplications a second."""
+"""The ceilings of this device, measured in the same run: bytes copied and bfloat16 multiplications per second."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ..contest.turns import Turn
 
 _SIZES = (4096, 8192, 16384)
 _PATIENCE = 1.0
-"""Seconds for each."""
+"""Seconds for each ceiling and size."""
 
 
 class Ceilings(NamedTuple):
-    """Bytes a second, read and written ones together, and floating-point operations a second."""
+    """Bytes per second, read and written ones together, and floating-point operations per second."""
 
     bandwidth: float
     rate: float
 
     def least_seconds(self, least: Least) -> float:
-        """The time below which nothing can be that moves and computes so much."""
+        """The shortest time in which this device can move the bytes and compute the operations of *least*."""
         return max(least.bytes / self.bandwidth, least.flops / self.rate)
 
 
 def measure(kind: Kind, clock: DeviceClock) -> Ceilings:
-    """The medians of a copy of a sixteenth of the memory, and of the best size of square matrices."""
+    """The medians for a copy of a sixteenth of the memory, and for the best size of square matrices."""
     return Ceilings(_bandwidth(kind, clock), max(_rate(size, kind, clock) for size in _SIZES))
 
 

@@ -1,4 +1,4 @@
-"""What ``run.py`` does: its options, the order of things, and an end in time."""
+"""The command of ``run.py``: its options, the order of its parts, and an end on time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PARTS = {
     OVERHEAD: 5.0,
     END_TO_END: 20.0,
 }
-"""And their weights in the time there is: shapes that cost about as much."""
+"""Each part of a run, with its weight when time is divided: the number of shapes that would cost as much."""
 
 PACKAGES = (*VERSIONS, "triton", "liger-kernel", "quack-kernels", "nvidia-cutlass-dsl")
 NO_GPU = "There is no CUDA GPU here, so nothing was measured; tests/benchmarks/host.py measures what needs none."
@@ -48,7 +48,7 @@ CHECKED = "The benchmark checked itself: these times mean nothing and were not w
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; what is returned is not 0 if there is no GPU, or if somebody who takes part is wrong or fails."""
+    """Run the command. The result is 0 unless there is no GPU, or a contender is wrong or fails."""
     options = parse(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         print(NO_GPU)
@@ -80,12 +80,12 @@ Step = Callable[[], tuple[list[Result], list[Out]]]
 
 
 class Run:
-    """One run of the benchmark, with what came of it so far."""
+    """One run of the benchmark, with its results so far."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._measuring = options.device == "cuda"
-        # In the interpreter bfloat16 is not what a GPU makes of it, and in float32 fewer mistakes hide behind rounding.
+        # The interpreter rounds bfloat16 differently than a GPU, and float32 hides fewer mistakes behind rounding.
         self._kind = Kind(torch.device(options.device), torch.bfloat16 if self._measuring else torch.float32)
         self._parts = {part: weight for part, weight in PARTS.items() if part in options.only}
         self._budget = Budget(options.minutes, self._parts)
@@ -97,7 +97,7 @@ class Run:
         self.faults = 0
 
     def everything(self) -> None:
-        """All parts, each as long as its time lasts."""
+        """Run all parts, each for as long as its time lasts."""
         clock = whole = host_clock
         if self._measuring:
             clock, whole = (DeviceClock(self._kind.device, ahead=ahead) for ahead in (True, False))
@@ -109,7 +109,7 @@ class Run:
                     self._not_measured.add(what, "out of time")
                 else:
                     self._take(part, what, step)
-            self._save()  # so that a run that is killed has not been for nothing
+            self._save()  # so that the results so far survive if the run is killed
 
     def _steps(self, part: str, clock: Clock, whole: Clock) -> Iterator[tuple[str, Step]]:
         tiny, quick = self._options.shapes == "tiny", self._options.quick
@@ -132,7 +132,7 @@ class Run:
             timed, out = step()
         except torch.OutOfMemoryError:
             self._not_measured.add(what, "out of memory")
-        except Exception as error:  # of one shape; the others are measured all the same
+        except Exception as error:  # one shape fails, and the others are still measured
             traceback.print_exc()
             self._not_measured.add(what, f"{type(error).__name__}: {error}")
             self.faults += 1
@@ -144,7 +144,7 @@ class Run:
         torch.cuda.empty_cache()
 
     def end(self) -> None:
-        """Say what came of it."""
+        """Print the results."""
         show([table for table in self._tables() if table.rows])
         if not self._measuring:
             print(CHECKED)

@@ -1,7 +1,8 @@
-"""Whole layers: prefill, and a training step.
+"""Times whole layers: prefill, and a training step.
 
-Without a head and a loss, which are no kernel's business here. The training step is forward, backward and AdamW with a
-learning rate of 0, so that all contenders can share their weights. Prefill keeps no cache. The host's time counts.
+The layers have no head and no loss, because these concern no kernel here. The training step is forward, backward and
+AdamW with a learning rate of 0, so that all contenders can share their weights. Prefill keeps no cache. The host's time
+counts.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _SECONDS = 3.0
 
 
 def end_to_end(blocks: Blocks, kind: Kind, clock: Clock, budget: Budget) -> tuple[list[Result], list[Out]]:
-    """Time who gives the right hidden states and gradients."""
+    """Time the contenders that compute the right hidden states and gradients."""
     torch.manual_seed(0)
     torch.compiler.reset()
     bench = _Bench(blocks, kind)
@@ -51,7 +52,7 @@ def end_to_end(blocks: Blocks, kind: Kind, clock: Clock, budget: Budget) -> tupl
 
 
 class _Bench:
-    """A model, what goes in, and the truth of what comes out, in a wider dtype."""
+    """A model, its inputs, and its true results, computed in a wider dtype."""
 
     def __init__(self, blocks: Blocks, kind: Kind) -> None:
         self.shape = f"{blocks.config['num_hidden_layers']} layers, {blocks.batch} × {blocks.sequence} tokens"
@@ -61,7 +62,7 @@ class _Bench:
         self._adamw = torch.optim.AdamW(self.model.parameters(), lr=0.0, weight_decay=0.0, fused=True)
         finer = torch.float32 if kind.dtype is torch.bfloat16 else torch.float64
         wide = copy.deepcopy(self.model).to(finer)
-        wide.set_experts_implementation("eager")  # grouped_mm knows no float64
+        wide.set_experts_implementation("eager")  # grouped_mm does not support float64
         self._truth = _outcome(eager(wide), wide, self._ids, self._upstream.to(finer))
         del wide
         self._allowed = {
@@ -74,19 +75,19 @@ class _Bench:
             return run(self._ids)
 
     def train(self, run: Run) -> None:
-        run(self._ids).backward(self._upstream.clone())  # which Liger-Kernel overwrites
+        run(self._ids).backward(self._upstream.clone())  # a clone, because Liger-Kernel overwrites the gradient
         self._adamw.step()
         self._adamw.zero_grad()
 
     def fault(self, run: Run) -> str:
-        """What is further from the truth than twice the error of eager; ``""`` if nothing is."""
+        """The first result further from the truth than twice eager's error, and than `ROUNDINGS`; ``""`` if none is."""
         for name, error in self._errors(run).items():
             if not error <= self._allowed[name]:
                 return f"{name} is {error:.2g} off, {self._allowed[name]:.2g} allowed"
         return ""
 
     def _errors(self, run: Run) -> dict[str, float]:
-        """Relative, root mean square: a token near the border between two experts may go to either."""
+        """Relative errors, as root mean squares: a token near the border between two experts may go to either."""
         found = _outcome(run, self.model, self._ids, self._upstream.clone())
         return {name: float((found[name] - true).norm() / true.norm()) for name, true in self._truth.items()}
 

@@ -1,4 +1,4 @@
-"""What Liger-Kernel needs to run in Triton's interpreter, where the benchmark checks itself."""
+"""Patches with which Liger-Kernel runs in Triton's interpreter, where the benchmark checks itself."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from triton.runtime import interpreter
 
 
 def let_peers_in() -> None:
-    """Give kernels their floats as tensors, as compiled ones get them, and the functions of libdevice that some call.
+    """Patch the interpreter so that the peers' kernels run in it.
 
-    Have bfloat16 computed with: the interpreter takes its bits for integers. And let nothing be tuned, which takes a
-    GPU.
+    Kernels get floats as tensors, as compiled kernels do, and the functions of libdevice that some of them call.
+    Arithmetic in bfloat16 is done on the numbers, whose bits the unpatched interpreter takes for integers. Nothing is
+    tuned, because tuning needs a GPU.
     """
     os.environ["LIGER_FUSED_MOE_AUTOTUNE"] = "0"
     libdevice.rsqrt = lambda x: tl.rsqrt(x)

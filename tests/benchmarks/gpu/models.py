@@ -1,4 +1,4 @@
-"""The same decoder layers, fused in different ways: the weights are shared."""
+"""The same decoder layers, fused in different ways, with shared weights."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..contest.peers import imported
 from ..contest.problems import COMPILED, EAGER, LIGER, OURS, Kind
 
 Run = Callable[[Tensor], Tensor]
-"""Takes token ids, gives hidden states."""
+"""Takes token ids, and returns hidden states."""
 
 
 class Blocks(NamedTuple):
-    """Layers of one shape, and so many sequences of so many tokens."""
+    """Layers of one shape, and the number and length of the sequences they get."""
 
     name: str
     model_type: str
@@ -60,7 +60,7 @@ TINY = (
 
 
 def shared(model: nn.Module) -> nn.Module:
-    """A copy with the same parameters."""
+    """A copy of *model* that shares its parameters."""
     return copy.deepcopy(model, memo={id(parameter): parameter for parameter in model.parameters()})
 
 
@@ -78,10 +78,10 @@ def compiled(run: Run, device: torch.device) -> Run:
 
 
 def liger(model: nn.Module) -> Run:
-    """Everything that Liger-Kernel has for the model but its loss.
+    """Run *model* with everything that Liger-Kernel has for it, except the loss.
 
-    What it changes in the module of transformers would change the other contenders too, so that holds during a run
-    alone.
+    Liger-Kernel changes the module of transformers, which the other contenders use, too. So the changes are in place
+    only during a run.
     """
     kind = model.config.model_type
     apply = imported(f"liger_kernel.transformers:apply_liger_kernel_to_{kind}")
@@ -110,4 +110,4 @@ CONTENDERS: dict[str, Callable[[nn.Module], Run]] = {
     COMPILED: lambda model: compiled(eager(model), model.device),
     f"{OURS}, under {COMPILED}": lambda model: compiled(fused(model), model.device),
 }
-"""Those that take long to start come last, for when there is no time for them."""
+"""Contenders that take long to start come last, so that they are the ones left out if the time is over."""

@@ -1,4 +1,4 @@
-"""What a call costs the host, at one token, where it is all that counts. No CUDA graph."""
+"""Times what a call costs the host, at one token, where only this counts. No CUDA graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..contest.race import Clock, Out, Result, admitted, results
 
 
 def overhead(op: Op, shape: Any, kind: Kind, clock: Clock) -> tuple[list[Result], list[Out]]:
-    """The host's time of each contender of *op*, ours also as a model calls it."""
+    """Measure the host's time for each contender of *op*; for ours, also as a model calls it."""
     torch.manual_seed(0)
     torch.compiler.reset()
     problem = op.problem(shape, kind)

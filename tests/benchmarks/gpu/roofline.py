@@ -1,4 +1,4 @@
-"""The picture: what each op reaches of what this device reached, copying and multiplying."""
+"""Draws how near each op comes to the rates that this device reached in copying and multiplying."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MARKS = {
     LIGER: ("#2f9e44", "^", 34),
     OURS: ("#d9480f", "o", 46),
 }
-"""Colour, marker and size; the last is drawn on top."""
+"""Colour, marker and size, by contender. The last one is drawn on top."""
 STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -35,12 +35,12 @@ STYLE = {
     "axes.titleweight": "bold",
     "axes.edgecolor": INK,
     "text.color": INK,
-    "figure.facecolor": "white",  # not transparent: it is looked at on dark pages too
+    "figure.facecolor": "white",  # not transparent, because dark pages show it, too
 }
 
 
 def draw(timed: Sequence[Result], ceilings: Ceilings, about: Mapping[str, Any], path: Path) -> None:
-    """Write the picture of *timed* to *path*; nothing if none of it is below a ceiling."""
+    """Write the picture of *timed* to *path*, unless no result of *timed* has a ceiling."""
     shown = [result for result in timed if result.contender in MARKS and result.work in TITLES]
     bounded = [result for result in shown if result.least is not None]
     copying = [result for result in bounded if not _multiplies(result, ceilings)]
@@ -77,12 +77,12 @@ def draw(timed: Sequence[Result], ceilings: Ceilings, about: Mapping[str, Any], 
 
 
 def _multiplies(result: Result, ceilings: Ceilings) -> bool:
-    """Whether it is the multiplications that take the device longest."""
+    """Whether the device needs longer for the multiplications than for the bytes."""
     return result.least.flops / ceilings.rate > result.least.bytes / ceilings.bandwidth
 
 
 def _labels(results: Sequence[Result]) -> list[str]:
-    """The names of the rows: ops in the order of *results*, shapes by size."""
+    """The names of the rows: ops in the order of *results*, and the shapes of each op by size."""
     rows = list(dict.fromkeys((result.op, result.shape) for result in results))
     ops = [op for op, _ in rows]
     by_size = sorted(rows, key=lambda row: (ops.index(row[0]), [int(size) for size in re.findall(r"\d+", row[1])]))

@@ -1,4 +1,4 @@
-"""Every kernel against the best of its peers, on this GPU: right first, then fast. Writes docs/results/gpu.*.
+"""Checks and times every kernel against the best of its peers on this GPU. Writes docs/results/gpu.*.
 
 python tests/benchmarks/gpu/run.py [--minutes 9] [--only PART …] [--quick]
 TRITON_INTERPRET=1 python tests/benchmarks/gpu/run.py --device cpu --shapes tiny    # checks the benchmark itself

@@ -1,4 +1,4 @@
-"""What the times say: against the best peer, against Liger, against what the device can do."""
+"""Tables of the times: ours against the best peer, against Liger-Kernel, and against the device's ceilings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TITLE = f"{OURS} against its peers; × is how many times longer they take, share
 
 
 def verdicts(timed: Sequence[Result], ceilings: Ceilings | None, title: str = TITLE) -> Table:
-    """A row for each work at each shape; ours first, and how many times longer the others take."""
+    """A row for each work at each shape: the time of ours, and how many times longer the others take."""
     columns = ("op", "shape", "work", "ours, µs", "best peer", "its µs", "× best", "× Liger", "× eager", "share", "aim")
     table = Table(title, columns)
     for (op, shape, work), group in groupby(timed, lambda r: (r.op, r.shape, r.work)):
@@ -36,7 +36,7 @@ def verdicts(timed: Sequence[Result], ceilings: Ceilings | None, title: str = TI
 
 
 def share_of_ceiling(result: Result, ceilings: Ceilings | None) -> float | None:
-    """The least time that the device needs, as a part of the time that was taken."""
+    """The shortest time that the device needs for the work, divided by the measured time."""
     if ceilings is None or result.least is None:
         return None
     return 1e6 * ceilings.least_seconds(result.least) / result.median
@@ -58,7 +58,7 @@ def _verdict(aim: Aim, ours: Result, others: Mapping[str, Result], share: float 
 
 
 def every_time(timed: Sequence[Result], ceilings: Ceilings | None) -> Table:
-    """All there is."""
+    """The times of all contenders."""
     table = Table("every contender, in µs", ("op", "shape", "work", "contender", "µs", "share"))
     for result in timed:
         share = share_of_ceiling(result, ceilings)
@@ -67,7 +67,7 @@ def every_time(timed: Sequence[Result], ceilings: Ceilings | None) -> Table:
 
 
 def left_out(out: Iterable[Out]) -> Table:
-    """Who was not timed, and why: once for all shapes where the reason is the same."""
+    """The contenders that were not timed, and why. Shapes with the same reason share a row."""
     table = Table("not timed", ("op", "contender", "why", "shapes"))
     shapes: dict[tuple[str, str, str], list[str]] = {}
     for one in out:

@@ -1,4 +1,4 @@
-"""What ``run.py`` does: every kernel through the conformance kit, then the race of those that are right."""
+"""The command of ``run.py``: the conformance kit checks every kernel, then the right ones race."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVERY_SHAPE = "every shape"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; what is returned is not 0 if there is no NPU, or if a kernel of ours is wrong or fails."""
+    """Run the command. The result is 0 unless there is no NPU, or a kernel of ours is wrong or fails."""
     options = parse(arguments)
     npu = getattr(torch, "npu", None)
     if npu is None or not npu.is_available():
@@ -57,7 +57,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def check(ops: Sequence[str], *, quick: bool, numbers_only: bool) -> tuple[Table, list[str]]:
-    """What the conformance kit says of the kernels for NPUs, and the ops of those that are wrong."""
+    """The conformance kit's verdicts on the kernels for NPUs, and the ops of the wrong kernels."""
     table, wrong = Table("right on this NPU?", ("kernel", "op", "verdict", "checks passed", "why not")), []
     for kernel in kernels(ops):
         try:
@@ -74,14 +74,14 @@ def check(ops: Sequence[str], *, quick: bool, numbers_only: bool) -> tuple[Table
 
 
 def kernels(ops: Sequence[str]) -> list[BaseKernel]:
-    """The installed kernels for NPUs: those of *ops*, and, if these are all, those that have no benchmark."""
+    """The installed kernels for NPUs that compute *ops*; if these are all, also the kernels without a benchmark."""
     ready = [record.kernel for record in manager.kernels() if record.kernel]
     every = [kernel for kernel in ready if "npu" in kernel.device_types]
     return [kernel for kernel in every if kernel.op in ops or len(ops) == len(OPS)]
 
 
 def races(names: Sequence[str], kind: Kind, options: argparse.Namespace) -> Iterator[tuple[list[Result], list[Out]]]:
-    """What came of each op at each shape. A shape that fails is one that is left out; the others go on."""
+    """Yield the results of each op at each shape. If a shape fails, it is left out, and the others go on."""
     clock: Any = host_clock if options.dry_run else DeviceClock(kind.device, ahead=True)
     for op in map(OPS.__getitem__, names):
         for shape in op.tiny if options.dry_run else op.shapes[:2] if options.quick else op.shapes:
@@ -93,7 +93,7 @@ def races(names: Sequence[str], kind: Kind, options: argparse.Namespace) -> Iter
 
 
 def took_part(timed: Sequence[Result]) -> Table:
-    """Who was right at which shape, without the times."""
+    """A table of the contenders that were right at each shape, without times."""
     table = Table("right, and called", ("op", "shape", "contender", "works"))
     works: dict[tuple[str, str, str], list[str]] = {}
     for result in timed:
@@ -104,7 +104,7 @@ def took_part(timed: Sequence[Result]) -> Table:
 
 
 def write(tables: Sequence[Table], folder: Path) -> None:
-    """Print *tables*, and write them as ``npu.json`` and, to be read, as ``npu.txt``."""
+    """Print *tables*, and write them to ``npu.json`` and, for people, to ``npu.txt``."""
     chip = {"chip": torch.npu.get_device_name(0), "cann": getattr(torch.version, "cann", None)}
     doctor = [row._asdict() for row in examine(look(), manager.kernels())]
     about = {**chip, "versions": machine(PACKAGES)["versions"], "doctor": doctor}

@@ -1,4 +1,4 @@
-"""The ops, shapes and references of the benchmark of GPUs, with those who take part on an NPU."""
+"""The ops, shapes and references of the benchmark for GPUs, with the contenders on an NPU."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ OWN = {
         ),
     ),
 }
-"""Torch_npu's own operations, called as patches of models call them. It has none for a whole mixture of experts, and
-none for a loss that makes no logits."""
+"""The operations of torch_npu, called as patches of models call them. torch_npu has none for a whole mixture of
+experts, and none for a loss that makes no logits."""
 
 
 def on_npu(op: Op) -> Op:
-    """*op* with ours as `manager.apply_all` puts it on a module, eager, torch_npu's own, and ours for triton-ascend."""
+    """*op* with ours as `manager.apply_all` applies it, eager, torch_npu's operation, and ours for triton-ascend."""
     contenders = {contender.name: contender for contender in op.contenders}
     ours = contenders[OURS]
 
@@ -44,7 +44,7 @@ def on_npu(op: Op) -> Op:
         return ours.make(arguments)
 
     def problem(shape: Any, kind: Kind) -> Problem:
-        return replace(op.problem(shape, kind), wide=torch.float32)  # an NPU computes little in float64
+        return replace(op.problem(shape, kind), wide=torch.float32)  # an NPU has few operations in float64
 
     peers = (contenders[EAGER], contenders.get(GROUPED), OWN.get(op.name), Contender(TRITON, by_triton))
     taking_part = (replace(op.applied, name=OURS), *filter(None, peers))

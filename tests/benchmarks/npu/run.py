@@ -1,4 +1,4 @@
-"""Every kernel for NPUs on this NPU: right first, then against its peers. Writes npu.json and npu.txt, to be sent.
+"""Checks every kernel for NPUs on this NPU, then times it against its peers. Writes npu.json and npu.txt, to be sent.
 
 python tests/benchmarks/npu/run.py [--only OP …] [--quick] [--folder FOLDER]
 python -m fuseplug_host_npu tests/benchmarks/npu/run.py --dry-run    # checks the benchmark itself, and writes no times
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    os.environ["FUSEPLUG_EVERY_SIZE"] = "1"  # it is the kernel that is timed, at every size
+    os.environ["FUSEPLUG_EVERY_SIZE"] = "1"  # so that the kernel is timed at every size, never the original
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from benchmarks.npu.command import main
 

@@ -1,6 +1,6 @@
-"""A step of decoding, of one token for each sequence: it reads the state of a mixer, and writes it.
+"""A decoding step, of one token for each sequence, which reads and writes the state of a mixer.
 
-Scans are timed in a module, with and without `manager.apply_all`, so that the guard takes its time, too.
+Scans are timed in a module, with and without `manager.apply_all`, so that the guard's time counts, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
 
 
 class Mamba(nn.Module):
-    """What a mixer makes of one token; it looks up a scan as well, as mixers do."""
+    """A mixer's step for one token. It also looks up a scan, as mixers do."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Mamba(nn.Module):
 
 
 class Mamba2(Mamba):
-    """The same of Mamba-2."""
+    """The same for Mamba-2."""
 
     def forward(
         self, state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor
@@ -64,7 +64,7 @@ class Mamba2(Mamba):
 
 
 def scan_step(shape: Shape, kind: Kind) -> Problem:
-    """Of *width* channels of `STATES` states each; what does not depend on the token is in float32."""
+    """A step of *width* channels of `STATES` states each. The state, the decays and the bias are in float32."""
     count, channels = shape
     x, dt, z, B, C = (normal(kind, count, width) for width in (channels, channels, channels, STATES, STATES))
     state = torch.randn(count, channels, STATES, device=kind.device)
@@ -81,7 +81,7 @@ def scan_step(shape: Shape, kind: Kind) -> Problem:
 
 
 def chunk_step(shape: Shape, kind: Kind) -> Problem:
-    """Of *width* heads in one group; what is one number for a head is expanded, as mixers expand it."""
+    """A step of *width* heads in one group. Single numbers of a head are expanded, as mixers expand them."""
     (count, heads), (width, states) = shape, HEAD
     x, dt = normal(kind, count, heads, width), normal(kind, count, heads)
     B, C = (normal(kind, count, 1, states) for _ in range(2))
@@ -102,7 +102,7 @@ def chunk_step(shape: Shape, kind: Kind) -> Problem:
 
 
 def delta_rule_step(shape: Shape, kind: Kind) -> Problem:
-    """Of *width* heads of 128 channels; a head has a decay."""
+    """A step of *width* heads of 128 channels, with one decay for each head."""
     count, heads = shape
     q, k, v = (normal(kind, count, 1, heads, 128) for _ in range(3))
     g, beta = -torch.rand(count, 1, heads, device=kind.device), normal(kind, count, 1, heads).sigmoid()
@@ -124,7 +124,7 @@ def _step(shape: Shape, arguments: tuple[Tensor, ...], exact: Function) -> Probl
 
 
 def with_state(function: Callable[..., Any], **options: Any) -> Function:
-    """The result and the state after it."""
+    """*function* with the state as its first argument; a call returns the result and the new state."""
     return lambda state, *arguments: function(*arguments, initial_state=state, **options)
 
 

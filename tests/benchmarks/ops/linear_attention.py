@@ -1,6 +1,6 @@
 """Linear attention and state spaces, as mixers of transformers call them: convolutions, gated delta rules, and scans.
 
-Eager is the function of transformers that runs where no other library is installed. All are sequences of one row.
+Eager is the function of transformers that runs where no other library is installed. Every batch has one sequence.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from ..contest.problems import (
 )
 
 FEW = 128
-"""Tokens at which results and gradients are judged: the formulas go token by token, and keep what they need of each."""
+"""The most tokens at which results and gradients are judged: the formulas keep tensors for each token."""
 
 SUMS = 64
-"""Roundings: the gradient of a decay is a sum over all tokens and channels."""
+"""The allowed roundings: the gradient of a decay is a sum over all tokens and channels."""
 
 
 class Shape(NamedTuple):
@@ -54,14 +54,14 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Recurrence:
-    """One of them.
+    """One recurrence: a formula, and two implementations of it.
 
     Attributes:
-        arguments: Those of the formula, for a number of tokens.
-        like: Which of them has the shape of the result.
+        arguments: Makes the arguments of the formula, for a number of tokens.
+        like: The index of the argument that has the shape of the result.
         exact: The formula.
-        ours: The kernel's function, called as the formula.
-        eager: The function of transformers, called so, too.
+        ours: The kernel's function, with the arguments of the formula.
+        eager: The function of transformers, with the same arguments.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Recurrence:
 
     def problem(self, shape: Shape, kind: Kind) -> Problem:
         arguments = tuple(tensor.requires_grad_() for tensor in self.arguments(shape.tokens, kind))
-        upstream = torch.randn_like(arguments[self.like].detach())  # in memory, too, it is as in models
+        upstream = torch.randn_like(arguments[self.like].detach())  # with the memory layout that it has in models
         moved = sum(tensor.nbytes for tensor in (*arguments, upstream))
         least = {FORWARD: Least(moved), BACKWARD: Least(2 * moved), BOTH: Least(3 * moved)}
         return Problem(str(shape.tokens), arguments, (upstream,), self.exact, least, by_row=False, roundings=SUMS)
@@ -130,7 +130,7 @@ def chunked(heads: int, width: int, groups: int, states: int) -> Callable[[int, 
 
 
 def first(function: Callable[..., Any], **options: Any) -> Function:
-    """The result without the state."""
+    """*function* without the state in its result."""
     return lambda *arguments: function(*arguments, **options)[0]
 
 
@@ -140,7 +140,7 @@ def mamba_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor
 
 
 def mamba2_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, bias: Tensor) -> Tensor:
-    """In the chunks of Mamba-2's published models."""
+    """The scan of Mamba-2, in the chunks of its published models."""
     return mamba2.mamba2_chunk_scan(x, dt, A, B, C, 256, D=D, dt_bias=bias, dt_softplus=True)
 
 

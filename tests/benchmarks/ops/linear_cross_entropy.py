@@ -1,6 +1,6 @@
-"""The loss of a language model: three products of hidden states, weight and the gradient of logits, if those are kept.
+"""The loss of a language model: three products of hidden states, weight and the logits' gradient, if logits are kept.
 
-Everybody gives the loss in the dtype of the hidden states, because `F.linear_cross_entropy` does.
+All contenders return the loss in the dtype of the hidden states, because `F.linear_cross_entropy` does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ..contest.problems import (
 
 TORCH = "F.linear_cross_entropy"
 BONUS = 0.1
-"""For the entropy, in the loss that has one, as in reinforcement learning."""
+"""The weight of the entropy in the loss that rewards it, as in reinforcement learning."""
 
 
 class Shape(NamedTuple):
@@ -59,24 +59,24 @@ def problem(shape: Shape, kind: Kind) -> Problem:
         (torch.ones((), device=kind.device, dtype=kind.dtype),),
         lambda hidden, weight, labels: reference(hidden, weight, labels).to(hidden.dtype),
         _least(shape, kind.dtype.itemsize),
-        # Three orders of magnitude finer than bfloat16; in float64 most GPUs would be at it for minutes.
+        # Float32 is three orders of magnitude finer than bfloat16. In float64, most GPUs would take minutes.
         wide=torch.float32 if kind.dtype is torch.bfloat16 else torch.float64,
         by_row=False,
     )
 
 
 def _least(shape: Shape, itemsize: int) -> dict[str, Least]:
-    """Hidden states and weight are read each way, and their gradients written; no logits are."""
+    """Hidden states and weight are read each way, and their gradients are written. Logits are neither."""
     tokens, hidden, words = shape
     matrices = itemsize * (tokens + words) * hidden
     forward = Least(matrices, 2 * tokens * words * hidden)
     both = Least(3 * matrices, 3 * forward.flops)
-    # Those who have made the gradients in the forward have only to read and write them.
+    # A backward whose gradients the forward has made only reads and writes them.
     return {FORWARD: forward, BACKWARD: Least(2 * matrices), BOTH: both}
 
 
 def eager(_: Sequence[Tensor]) -> Function:
-    """As transformers has it."""
+    """The loss as transformers computes it."""
 
     def function(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         logits = functional.linear(hidden, weight).float()
@@ -86,7 +86,7 @@ def eager(_: Sequence[Tensor]) -> Function:
 
 
 def applied(arguments: Sequence[Tensor]) -> Function:
-    """A model of transformers whose layers are replaced by what they would give."""
+    """A model of transformers whose layers are replaced by their result."""
     hidden, weight, _ = arguments
     words, width = weight.shape
     config = Qwen3Config(
@@ -107,13 +107,13 @@ def applied(arguments: Sequence[Tensor]) -> Function:
 
 
 def _liger(function, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """With a sum in float32, as ours; its default rounds the weight's gradient after each chunk."""
+    """Liger-Kernel's loss with sums in float32, as in ours. By default, each chunk rounds the weight's gradient."""
     options = (None, None, -100, 0.0, 0.0, "mean", None, False, torch.float32)
     return function.apply(hidden, weight, labels, *options)[0].to(hidden.dtype)
 
 
 def with_entropy(shape: Shape, kind: Kind) -> Problem:
-    """The loss of each token less `BONUS` times its entropy, in the mean."""
+    """The mean over the tokens of the loss less `BONUS` times the entropy."""
     return replace(problem(shape, kind), exact=rewarded(eager_with_entropy))
 
 
@@ -136,7 +136,7 @@ def fused_with_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[
 
 
 def trl_with_entropy(_: Sequence[Tensor]) -> Function:
-    """With the size of chunks that TRL's trainers use."""
+    """TRL's function, with the size of chunks that its trainers use."""
     function = imported("trl.kernels:ChunkedLogProbFunction")
 
     def per_token(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

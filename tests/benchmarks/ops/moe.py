@@ -57,7 +57,7 @@ def problem(shape: Shape, kind: Kind) -> Problem:
         (grad,),
         lambda x, gate_up, down, index, routing: reference(x, index, routing, gate_up, down),
         _least(shape, len(index.unique()), kind.dtype.itemsize),
-        # Three orders of magnitude finer than bfloat16; in float64 most GPUs would be at it for minutes.
+        # Float32 is three orders of magnitude finer than bfloat16. In float64, most GPUs would take minutes.
         wide=torch.float32 if kind.dtype is torch.bfloat16 else torch.float64,
         by_row=False,
     )
@@ -73,7 +73,7 @@ def _least(shape: Shape, touched: int, itemsize: int) -> dict[str, Least]:
 
 
 def module(arguments: Sequence[Tensor], implementation: str) -> Qwen3MoeExperts:
-    """That of transformers, around the weights that are given."""
+    """The module of transformers, with the given weights."""
     _, gate_up, down, index, _ = arguments
     experts, hidden, inner = down.shape
     config = Qwen3MoeConfig(
@@ -108,7 +108,7 @@ def applied(arguments: Sequence[Tensor]) -> Function:
     return lambda x, _gate_up, _down, index, routing: experts(x, index, routing)
 
 
-# It compiles 32 to 48 forms of each of six kernels, one after another, before it is timed: minutes, for each shape.
+# Else Liger-Kernel compiles 32 to 48 forms of each of six kernels, one after another: minutes for each shape.
 os.environ.setdefault("LIGER_FUSED_MOE_AUTOTUNE", "0")
 
 _LARGE, _WIDE = (128, 8, 2048, 768), (8, 2, 4096, 14336)
@@ -133,7 +133,7 @@ OP = Op(
         compiled(by(GROUPED)),
         Contender(
             LIGER,
-            # As its module for these experts calls it.
+            # called as Liger-Kernel's module for these experts calls it
             of("liger_kernel.ops:LigerFusedMoEFunction", lambda f, x, up, down, i, r: f.apply(x, up, down, i.int(), r)),
         ),
     ),

@@ -1,4 +1,4 @@
-"""RMSNorm: a row is read and written once forwards, two are read and one written backwards."""
+"""RMSNorm: the forward reads and writes a row once, the backward reads two rows and writes one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def problem(shape: Shape, kind: Kind) -> Problem:
 
 
 def module(arguments: Sequence[Tensor]) -> Qwen3RMSNorm:
-    """That of transformers, around the weight that is given."""
+    """The module of transformers, with the given weight."""
     norm = Qwen3RMSNorm(len(arguments[1]), EPS).to(arguments[1])
     norm.weight = arguments[1]
     return norm
@@ -89,7 +89,7 @@ OP = Op(
         searching(eager, lambda arguments: arguments[0].shape[-1] == 4096 < arguments[0].numel()),
         Contender(
             LIGER,
-            # With all of its arguments, as its module has it: the gradient is written over the one that comes in.
+            # Called as Liger-Kernel's module calls it: the backward writes its result over the incoming gradient.
             of("liger_kernel.ops:LigerRMSNormFunction", lambda f, *a: f.apply(*a, EPS, 0.0, "llama", True, None)),
             writes=True,
         ),

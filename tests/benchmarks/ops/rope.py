@@ -1,4 +1,4 @@
-"""RoPE of 32 query and 8 key heads of 128: what is rotated is read and written once, each way."""
+"""RoPE of 32 query and 8 key heads of 128: each way reads and writes the heads once."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Shape(NamedTuple):
 
 
 def problem(shape: Shape, kind: Kind, *, pairs: bool = False) -> Problem:
-    """Halves of a head's elements rotate together, or *pairs* that lie side by side, as Cohere's models have them."""
+    """The two halves of a head rotate together, or, for *pairs*, neighbouring elements, as in Cohere's models."""
     batch, sequence, heads, key_heads, head_dim = shape
 
     def rows(count: int) -> Tensor:
-        """As projections leave them in memory."""
+        """*count* heads, with the memory layout that projections give them."""
         return normal(kind, batch, sequence, count, head_dim).transpose(1, 2)
 
     frequencies = torch.logspace(0, -6, head_dim // 2, device=kind.device)
@@ -67,7 +67,7 @@ def problem(shape: Shape, kind: Kind, *, pairs: bool = False) -> Problem:
 
 
 def on_heads(function: Callable[..., tuple[Tensor, ...]]) -> Function:
-    """With tables that are the same for all heads, as `apply_rotary_pos_emb` makes them."""
+    """*function* with tables that all heads share, as in `apply_rotary_pos_emb`."""
     return lambda q, k, cos, sin: function(q, k, cos.unsqueeze(1), sin.unsqueeze(1))
 
 
@@ -82,9 +82,9 @@ def applied(arguments: Sequence[Tensor], *, pairs: bool = False) -> Function:
 
 
 class Rotates(nn.Module):
-    """Looks the function up as an attention does.
+    """Looks up the rotary function as an attention does.
 
-    Its projection is not called: a model is planned for the dtypes of its parameters.
+    The projection is not called. It is there because a model is planned for the dtypes of its parameters.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Rotates(nn.Module):
 
 
 class RotatesPairs(Rotates):
-    """The same, of pairs."""
+    """The same for pairs."""
 
     def forward(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return rotate_pairs(q, k, cos, sin)
@@ -113,7 +113,7 @@ OP = Op(
         Contender(EAGER, eager),
         compiled(eager),
         searching(eager, lambda arguments: arguments[0].shape[2] == 32768),
-        # Both ways it writes over what it rotates.
+        # Liger-Kernel writes over the heads that it rotates, both ways.
         Contender(LIGER, of("liger_kernel.ops:LigerRopeFunction", lambda f, *a: f.apply(*a)), writes=True),
     ),
     applied=Contender(f"{OURS}, applied", applied),

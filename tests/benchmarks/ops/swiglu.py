@@ -1,4 +1,4 @@
-"""SwiGLU: gate and up are read and the product written forwards; three are read and two written backwards."""
+"""SwiGLU: the forward reads gate and up and writes their product, the backward reads three tensors and writes two."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def problem(shape: Shape, kind: Kind) -> Problem:
 
 
 def eager(_: Sequence[Tensor]) -> Function:
-    """As the MLP of transformers has it between its projections."""
+    """What the MLP of transformers computes between its projections."""
     return lambda gate, up: functional.silu(gate) * up
 
 
 def applied(arguments: Sequence[Tensor]) -> Function:
-    """The MLP of transformers, its projections replaced by what they would give."""
+    """The MLP of transformers, with its projections replaced by their results."""
     gate = arguments[0]
     mlp = Qwen3MLP(Qwen3Config(hidden_size=64, intermediate_size=gate.shape[-1])).to(gate)
     assert manager.apply_all(mlp).report.fused, "nothing was fused"
@@ -75,7 +75,7 @@ def applied(arguments: Sequence[Tensor]) -> Function:
 
 
 def whole(shape: Shape, kind: Kind) -> Problem:
-    """An MLP with its projections, of a third as many hidden channels as inner ones at the most."""
+    """An MLP with its projections, with at most a third as many hidden channels as inner ones."""
     hidden = min(HIDDEN, shape.inner // 3)
     x, grad = (normal(kind, shape.tokens, hidden) for _ in range(2))
     weights = [
@@ -95,7 +95,7 @@ def whole(shape: Shape, kind: Kind) -> Problem:
 
 
 def module(arguments: Sequence[Tensor]) -> Qwen3MLP:
-    """That of transformers, around the weights that are given."""
+    """The module of transformers, with the given weights."""
     _, gate, up, down = arguments
     mlp = Qwen3MLP(Qwen3Config(hidden_size=len(down), intermediate_size=len(gate))).to(gate)
     mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight = gate, up, down
@@ -124,7 +124,7 @@ OP = Op(
         Contender(EAGER, eager),
         compiled(eager),
         searching(eager, lambda arguments: arguments[0].shape[-1] == 14336 < arguments[0].numel()),
-        # Its backward writes the gradients over gate and up.
+        # Liger-Kernel's backward writes the gradients over gate and up.
         Contender(LIGER, of("liger_kernel.ops:LigerSiLUMulFunction", lambda f, *a: f.apply(*a)), writes=True),
     ),
     applied=Contender(f"{OURS}, applied", applied),

@@ -1,4 +1,4 @@
-"""A right kernel in a package that takes from Fuseplug what is private."""
+"""A right kernel in a package that imports a private name of Fuseplug."""
 
 from fuseplug.contract import Site
 
@@ -6,7 +6,7 @@ from ..zoo import kernels
 
 
 class Kernel(kernels.Norm):
-    """It works until the next release."""
+    """Works until the next release."""
 
     def match(self, site: Site):
         return super().match(site)

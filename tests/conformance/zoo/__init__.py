@@ -1,1 +1,1 @@
-"""Small kernels, right and wrong in every way that kernels are, as a package of their own would hold them."""
+"""Small kernels, right ones and ones with every kind of fault, laid out like a distribution's package."""

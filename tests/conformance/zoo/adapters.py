@@ -1,4 +1,4 @@
-"""Kernels whose numbers are right and whose manners are not: each has one fault."""
+"""Kernels with right numbers that break another rule: each has one fault."""
 
 import itertools
 import random
@@ -15,7 +15,7 @@ _serial = itertools.count()
 
 
 class SetsAnAttribute(Norm):
-    """Its match notes on the module that it was there."""
+    """Its match sets an attribute on the module."""
 
     def match(self, site):
         site.module.__dict__["seen"] = True
@@ -39,7 +39,7 @@ class Rolls(Norm):
 
 
 class Presumptuous(Norm):
-    """Its match takes every module for its own."""
+    """Its match takes it for granted that every module is one of its own."""
 
     def match(self, site):
         return super().match(site) if site.module.weight.dim() == 1 else None
@@ -112,7 +112,7 @@ class _RemembersDtype(NormAdapter):
 
 
 class RemembersTheDtype(Norm):
-    """Its adapter notes the dtype at the first call: what happens to the module later is not seen."""
+    """Its adapter notes the dtype at the first call, and misses later changes of the module."""
 
     def match(self, site):
         return sites.match_norm(site, (_RemembersDtype("plain", 0.0), _RemembersDtype("offset", 1.0)))
@@ -139,13 +139,13 @@ class OneExample(Norm):
 
 
 class SmallExamples(Norm):
-    """Its examples are small, whatever is asked for."""
+    """Its examples are small, whatever size is asked for."""
 
     match = _with_example(lambda make, mix, size, generator: make(mix, 64, generator))
 
 
 class OtherMixFirst(Norm):
-    """The first of its mixes is not that of the module."""
+    """Its first mix is not the module's own."""
 
     def match(self, site):
         found = sites.match_norm(site)
@@ -157,7 +157,7 @@ class NoSpecimens(Norm):
 
 
 class ForeignSpecimens(Norm):
-    """Its specimens are not what it fuses."""
+    """Its specimens are modules that it does not fuse."""
 
     specimens = "conformance.zoo.specimens:gates"
 
@@ -171,7 +171,7 @@ def raises():
 
 
 class UnlikeSpecimens(Gated):
-    """Its specimens compute something else than its reference."""
+    """Its specimens do not compute what its reference computes."""
 
     specimens = "conformance.zoo.specimens:halves"
 
@@ -181,7 +181,7 @@ class NoFunction(Norm):
 
 
 class RefersToNothing(Norm):
-    """Its reference cannot do what the original can."""
+    """Its reference raises for an input that the original accepts."""
 
     reference = "conformance.zoo.reference:norm_of_something"
 
@@ -214,21 +214,21 @@ class _SaysNothingOfVars(NormAdapter):
 
 
 class SaysLess(Norm):
-    """Its adapter reads a number that it does not name."""
+    """Its adapter reads a number that it does not declare."""
 
     def match(self, site):
         return sites.match_norm(site, (_SaysLess("plain", 0.0), _SaysLess("offset", 1.0)))
 
 
 class SaysMore(Norm):
-    """Its adapter names what it does not read."""
+    """Its adapter declares a name that it does not read."""
 
     def match(self, site):
         return sites.match_norm(site, (_SaysMore("plain", 0.0), _SaysMore("offset", 1.0)))
 
 
 class SaysNothingOfVars(Norm):
-    """Its adapter reads a number by a way that cannot be noted."""
+    """Its adapter reads a number in a way that cannot be observed."""
 
     def match(self, site):
         return sites.match_norm(site, (_SaysNothingOfVars("plain", 0.0), _SaysNothingOfVars("offset", 1.0)))
@@ -245,7 +245,7 @@ class _SaysNothingOfAChild(CallsAChild):
 
 
 class SaysNothingOfAChild(Product):
-    """Its adapter reads a parameter of a child that it does not call."""
+    """Its adapter reads a parameter of a child, and does not call the child."""
 
     def match(self, site):
         return sites.match_product(site, _SaysNothingOfAChild())

@@ -1,4 +1,4 @@
-"""A head whose scores are lazy during calls with labels: where it is found."""
+"""Finds a head whose scores are lazy during calls with labels."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -88,7 +88,7 @@ def match_head(site, adapter=HeadAdapter(), scope=LABELLED, consent=CONSENT):
 
 
 def match_pair(site):
-    """Proposes for the second of two norms beside the first."""
+    """Propose to replace the first of two norms, and the second beside the first."""
     if not hasattr(site.module, "second"):
         return None
     first, second = (

@@ -1,4 +1,4 @@
-"""Which kernels there are. Nothing here imports torch."""
+"""The classes of the kernels. Nothing here imports torch."""
 
 from fuseplug import BaseKernel
 
@@ -20,7 +20,7 @@ class Norm(BaseKernel):
 
 
 class NamedNorm(Norm):
-    """A norm whose weight, and more, is passed by keyword."""
+    """A norm whose weight and options are passed by keyword."""
 
     kernel_id = "zoo_named_norm"
     specimens = "conformance.zoo.specimens:named_norms"
@@ -32,7 +32,7 @@ class NamedNorm(Norm):
 
 
 class Gated(BaseKernel):
-    """silu(gate) * up of the halves of a tensor: no parameters."""
+    """silu(gate) * up of the halves of a tensor, without parameters."""
 
     kernel_id = "zoo_gated"
     op = "zoogated"
@@ -48,7 +48,7 @@ class Gated(BaseKernel):
 
 
 class Centred(Gated):
-    """A layer norm without a weight, all of whose gradient cancels under a constant."""
+    """A layer norm without a weight. Its gradient cancels completely under a constant gradient from above."""
 
     kernel_id = "zoo_centred"
     op = "zoocentred"
@@ -84,7 +84,7 @@ class FirstHalf(Gated):
 
 
 class Product(BaseKernel):
-    """A product of halves, the first of which goes through a child before."""
+    """A product of halves. The first half goes through a child before."""
 
     kernel_id = "zoo_product"
     op = "zooproduct"
@@ -116,7 +116,7 @@ class Head(BaseKernel):
 
 
 class Pair(Norm):
-    """Two norms below a module, which are replaced together."""
+    """Two norms of a module, which are replaced together."""
 
     kernel_id = "zoo_pair"
     specimens = "conformance.zoo.specimens:pairs"
@@ -134,14 +134,14 @@ class PatchesOnImport(Norm):
 
 
 class HasNoGradient(Norm):
-    """Right, and says what it lacks."""
+    """Right, because it declares that it has no gradient."""
 
     differentiable = False
     function = "conformance.zoo.wrong:without_gradient"
 
 
 class CannotBeTraced(Norm):
-    """Right, and says what it lacks."""
+    """Right, because it declares that it cannot be traced."""
 
     when_traced = "original"
     function = "conformance.zoo.wrong:breaks_the_graph"

@@ -1,4 +1,4 @@
-"""A kernel on NPUs. Nothing here imports torch."""
+"""Kernels for NPUs. Nothing here imports torch."""
 
 from fuseplug_backends.npu import NpuKernel
 
@@ -14,6 +14,6 @@ class NpuGated(NpuKernel, Gated):
 
 
 class CarelessNpuGated(NpuGated):
-    """The same, beyond the operation's limits."""
+    """The same, but it ignores the operation's limits."""
 
     function = "conformance.zoo.npu_ops:carelessly_gated"

@@ -1,4 +1,4 @@
-"""What kernels on NPUs compute with."""
+"""The functions of the kernels for NPUs."""
 
 import torch
 
@@ -6,7 +6,7 @@ from .reference import gated as reference
 
 
 def gated(x):
-    """What is strided is copied; what is empty, the operation does not take."""
+    """Copies strided inputs, and leaves empty ones, which the operation refuses, to the reference."""
     return torch.ops.npu.npu_swiglu(x.contiguous()) if x.numel() else reference(x)
 
 

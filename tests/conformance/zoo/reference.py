@@ -1,4 +1,4 @@
-"""What is right."""
+"""The references: the right results."""
 
 import torch
 from torch.nn import functional
@@ -35,7 +35,7 @@ def first_half(x):
 
 
 def norm_of_something(x, weight, eps, offset=0.0):
-    """A reference that is right, but for nothing at all."""
+    """A reference that is right, except for empty inputs."""
     if not x.numel():
         raise ValueError("x is empty")
     return norm(x, weight, eps, offset)

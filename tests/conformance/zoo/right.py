@@ -1,4 +1,4 @@
-"""Right kernels, by formulas other than the references'."""
+"""Functions of right kernels. Their formulas differ from those of the references."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Where they are found."""
+"""Finds the sites of the kernels."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -72,7 +72,7 @@ def match_norm(site, adapters=(NormAdapter("plain", 0.0), NormAdapter("offset", 
 
 @dataclass(frozen=True)
 class NamedNormAdapter(Adapter):
-    """Takes by name what `NamedNorm` takes so, and leaves centred calls to the original."""
+    """Takes the same keyword arguments as `NamedNorm`, and leaves centred calls to the original."""
 
     variant: str
     offset: float
@@ -98,7 +98,7 @@ NAMED = (
     {"shift": True, "dtype": torch.bfloat16},
     {"shift": None, "centred": False, "dtype": None},
 )
-"""What `NamedNorm` may be given by name besides its weight; ``True`` for a tensor."""
+"""Keyword arguments for `NamedNorm` besides its weight. ``True`` stands for a tensor."""
 
 
 def match_named_norm(site):

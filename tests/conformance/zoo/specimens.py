@@ -1,4 +1,4 @@
-"""Modules as models write them."""
+"""Modules written as in models."""
 
 import torch
 from torch import nn
@@ -53,7 +53,7 @@ class Attention(nn.Module):
 
 
 class Projected(nn.Module):
-    """Whose forward takes other arguments than the function."""
+    """Its forward takes other arguments than the function that it looks up."""
 
     def __init__(self, size=8):
         super().__init__()
@@ -109,7 +109,7 @@ def activated():
 
 
 class Headed(nn.Module):
-    """Gives its scores and, with labels, their loss."""
+    """Returns its scores and, with labels, their loss."""
 
     def __init__(self):
         super().__init__()
@@ -161,7 +161,7 @@ def pairs():
 
 
 class NamedNorm(nn.Module):
-    """Takes all but its main input by name; what it does not know, it ignores."""
+    """Takes everything except its main input by name, and ignores unknown names."""
 
     def __init__(self, eps=1e-6):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What computes wrong: each function has one fault."""
+"""Functions of wrong kernels: each has one fault."""
 
 import itertools
 import os
@@ -27,7 +27,7 @@ def wrong_dtype(x, weight, eps, offset=0.0):
 
 
 def narrow(x, weight, eps, offset=0.0):
-    """Computes in the dtype of x, as if there were float32 inside."""
+    """Computes in the dtype of *x*, although the formula has float32 inside."""
     unit = x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
     return (unit * (weight + offset)).to(x.dtype)
 
@@ -63,7 +63,7 @@ def without_gradient(x, weight, eps, offset=0.0):
 
 
 class _Norm(torch.autograd.Function):
-    """A norm with a backward of its own, which subclasses get wrong somewhere."""
+    """A norm with its own backward, in which each subclass has a fault."""
 
     @staticmethod
     def forward(ctx, x, weight, eps, offset):
@@ -108,7 +108,7 @@ def wrong_when_weight_is_frozen(x, weight, eps, offset=0.0):
     return _AllOrNothing.apply(x, weight, eps, offset)
 
 
-# --- only at an edge
+# --- only at edges
 
 
 def raises_when_empty(x, weight, eps, offset=0.0):
@@ -213,7 +213,7 @@ _seen = {}
 
 
 def stale(x, weight, eps, offset=0.0):
-    """Computes once per shape, as a captured graph does whose inputs nobody copies."""
+    """Computes once for each shape, like a captured graph to which nobody copies new inputs."""
     key = (x.shape, x.dtype, weight.dtype, offset)
     if x.numel() < 1000:
         return right_norm(x, weight, eps, offset)
@@ -243,7 +243,7 @@ def keeps_references(x, weight, eps, offset=0.0):
 class _ReadsUnwritten(_Norm):
     @staticmethod
     def found(ctx, gradients):
-        # Accumulates into memory that nobody wrote. What the allocator reuses holds anything: only NaN may show here.
+        # Accumulates into unwritten memory. Reused memory may hold anything, so only NaN shows here.
         fresh = torch.empty(1 << 24)[: len(gradients[1])]
         return gradients[0], gradients[1] + torch.where(fresh.isnan(), fresh, 0).to(gradients[1].dtype)
 
@@ -263,7 +263,7 @@ def not_the_same_twice(x, weight, eps, offset=0.0):
 
 
 def the_same_if_asked(x, weight, eps, offset=0.0):
-    """As what adds with atomic operations."""
+    """Behaves like a kernel that adds with atomic operations."""
     asked = torch.are_deterministic_algorithms_enabled()
     return (right_norm if asked else not_the_same_twice)(x, weight, eps, offset)
 
@@ -272,7 +272,7 @@ _workspace = {}
 
 
 def shared_workspace(x, weight, eps, offset=0.0):
-    """Parks its input where every thread parks its own."""
+    """Stores its input in a place that all threads share."""
     _workspace["x"] = x
     if threading.current_thread() is not threading.main_thread():
         time.sleep(0.02)
@@ -321,7 +321,7 @@ def patches_the_function(q, k, cos, sin):
     return right.rotary(q, k, cos, sin)
 
 
-# --- around it
+# --- compilers, checkpoints and autocast
 
 
 def breaks_the_graph(x, weight, eps, offset=0.0):
@@ -340,7 +340,7 @@ def wrong_under_autocast(x, weight, eps, offset=0.0):
 
 
 def wrong_when_recomputed(x, weight, eps, offset=0.0):
-    """Takes the second forward of a step for another step."""
+    """Takes the recomputed forward of a step for another step's."""
     return right_norm(x * (2 if torch._C._current_graph_task_id() >= 0 else 1), weight, eps, offset)
 
 
@@ -355,12 +355,12 @@ class _View(torch.autograd.Function):
 
 
 def gives_a_view(x, weight, eps, offset=0.0):
-    """Gives the rows that it computed in another shape, which nobody may write into."""
+    """Returns a view that nobody may write into, as if it had computed rows in another shape."""
     return _View.apply(right_norm(x, weight, eps, offset))
 
 
 def packs_weight_once(x, weight, eps, offset=0.0):
-    """Keeps what it packed for inference, by shape."""
+    """Keeps the weight that it packed for inference, by shape."""
     if not weight.requires_grad:
         weight = _seen.setdefault(("packed", weight.shape, weight.dtype, offset), weight)
     return right_norm(x, weight, eps, offset)
@@ -374,7 +374,7 @@ def exits(x, weight, eps, offset=0.0):
     raise SystemExit(0)
 
 
-# --- what comes back, and where
+# --- results, and their places
 
 
 def wrong_far_beyond(x, weight, eps, offset=0.0):
@@ -434,7 +434,7 @@ def raises_the_recompile_limit(x, weight, eps, offset=0.0):
     return right_norm(x, weight, eps, offset)
 
 
-# --- for a lazy result
+# --- lazy results
 
 
 def wrong_loss(x, weight, labels):
@@ -465,7 +465,7 @@ def hides_nan_from_loss(x, weight, labels):
     return right.label_loss(x.nan_to_num(0.0), weight, labels)
 
 
-# --- for one of two targets
+# --- one of two targets
 
 
 def without_offset_beside(x, weight, eps, offset=0.0):

@@ -1,4 +1,4 @@
-"""Kernels of a head whose scores are lazy: each has one fault."""
+"""Kernels of a head with lazy scores: each has one fault."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from .kernels import Head
 
 
 class _Halved(Scores):
-    """Becomes half of what it stands for."""
+    """Becomes half of the scores that it stands for."""
 
     @classmethod
     def standing_for(cls, make, *inputs, **facts):
@@ -26,7 +26,7 @@ class BecomesSomethingElse(Head):
 
 
 class _HalvedInHalf(Scores):
-    """Becomes half of what it stands for in float16, in which the module is not."""
+    """Becomes half of the scores that it stands for in float16, which is not the module's dtype."""
 
     @classmethod
     def standing_for(cls, make, *inputs, **facts):
@@ -53,14 +53,14 @@ class StandsForAnotherShape(Head):
 
 
 class ForgetsAutocast(Head):
-    """Its lazy result has the dtype of its inputs, under autocast too."""
+    """Its lazy result has the dtype of its inputs under autocast, too."""
 
     def match(self, site):
         return match_head(site, HeadAdapter(under_autocast=True))
 
 
 class _Unscaled(Scores):
-    """Forgets that it was multiplied."""
+    """Ignores that the model multiplied it."""
 
     def foreseen(self, function, args, kwargs):
         if function in (Tensor.mul, Tensor.__mul__):
@@ -69,7 +69,7 @@ class _Unscaled(Scores):
 
 
 class ForgetsAStep(Head):
-    """Its loss is that of the head, whatever the model did to the scores before."""
+    """Its loss is the loss of the head's scores, whatever the model did to them before."""
 
     def match(self, site):
         return match_head(site, HeadAdapter(lazy=_Unscaled))
@@ -87,7 +87,7 @@ def _with_targets(module, arguments):
 
 
 class RaisesInItsScope(Head):
-    """Its scope takes for granted an argument that the specimens do not have."""
+    """Its scope expects an argument that the specimens do not have."""
 
     def match(self, site):
         return match_head(site, scope=Scope(_with_mandatory_targets))
@@ -98,7 +98,7 @@ def _with_mandatory_targets(module, arguments):
 
 
 class ScopeOfNoMethod(Head):
-    """Its scope is of a method that the specimens do not have."""
+    """Its scope names a method that the specimens do not have."""
 
     def match(self, site):
         return match_head(site, scope=Scope(heads.with_labels, "training_step"))
@@ -112,27 +112,27 @@ class NewScopeEachTime(Head):
 
 
 class WithoutInputs(Head):
-    """Its specimen does not say how it is called."""
+    """Its specimen does not say how to call it."""
 
     specimens = "conformance.zoo.specimens:without_inputs"
 
 
 class AsksForNothing(Head):
-    """Asks for consent and does not say to what."""
+    """Asks for consent, but does not say what the user gives up."""
 
     def match(self, site):
         return match_head(site, consent=Consent("lazy_scores", " "))
 
 
 class AsksWithoutAWord(Head):
-    """Asks for consent that nobody can give."""
+    """Asks for consent without a word with which to give it."""
 
     def match(self, site):
         return match_head(site, consent=Consent("", CONSENT.gives_up))
 
 
 class HeadElsewhere(Head):
-    """Its path leads nowhere."""
+    """The path of its target leads nowhere."""
 
     def match(self, site):
         found = match_head(site)

@@ -188,7 +188,7 @@ def test_of_several_names_each_is_watched(monkeypatch):
     [
         (by_another_name, "cannot be read"),
         (by_keeping, "does more than compute"),
-        (by_tuple, "what ** hands on is not known"),
+        (by_tuple, "the arguments that ** passes on are not known"),
         (by_partial, "a partial that may change"),
         (renamed_there, "cannot be read"),
         (renamed_elsewhere, "cannot be read"),

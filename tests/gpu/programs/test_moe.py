@@ -30,7 +30,7 @@ HEIGHTS = [64, 16, 32, 128]
 
 
 def step(tokens, experts, k, hidden, inner, *, dtype=torch.bfloat16, biased=False, listed=False, **options):
-    """Forward and backward, without memory: what is not read is not there."""
+    """Forward and backward, without memory: the reader does not know not there."""
 
     def empty(*shape):
         return torch.empty(shape, dtype=dtype, requires_grad=True)

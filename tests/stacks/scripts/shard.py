@@ -1,4 +1,4 @@
-"""A loop of one's own with FSDP2: torchrun starts it."""
+"""A hand-written training loop with FSDP2, which torchrun starts."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Models as people write them elsewhere than in transformers, each tiny and whole: tokens in, logits out."""
+"""Models as people write them outside transformers, each tiny and complete: tokens in, logits out."""
 
 from __future__ import annotations
 

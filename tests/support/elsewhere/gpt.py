@@ -1,4 +1,4 @@
-"""As nanoGPT and its racing descendants: norms without anything of their own, and a rotary module that rotates."""
+"""Like nanoGPT and its speedrun descendants: norms without attributes, and a rotary module that rotates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""As the first Llama was published: complex rotations, ``_norm`` apart, and w1, w2, w3; and as Mixtral was after it."""
+"""Like the first Llama: complex rotations, a separate ``_norm``, and w1, w2, w3; and like Mixtral, which followed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""As torchtune: parts that are handed in, norms with a ``scale``, and a rotary module with one cache of pairs."""
+"""Like torchtune: parts that are passed in, norms with a ``scale``, and a rotary module with one cache of pairs."""
 
 from __future__ import annotations
 

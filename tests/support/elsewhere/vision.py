@@ -1,4 +1,4 @@
-"""As timm's and DINOv2's: gated MLPs with a norm and two dropouts, and with both projections in one matrix."""
+"""Like timm and DINOv2: gated MLPs with a norm and two dropouts, and with both projections in one matrix."""
 
 from __future__ import annotations
 

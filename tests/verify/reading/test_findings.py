@@ -258,7 +258,7 @@ def test_what_is_rare_is_not_read(forward):
 
 
 def test_a_kind_of_code_that_is_not_known_is_named():
-    assert "what is not read is While" in reading(forward_of("while x.dim() > 2:\n    x = x[0]")).unread[0]
+    assert "the reader does not know While" in reading(forward_of("while x.dim() > 2:\n    x = x[0]")).unread[0]
 
 
 def test_what_a_closure_holds_is_not_of_the_call():

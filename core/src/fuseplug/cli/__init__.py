@@ -1,4 +1,4 @@
-"""The command line: what is installed, and what it does to a model. `commands` adds what other distributions bring."""
+"""The command line: what is installed, and what it does to a model. `commands` adds other distributions' commands."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run the command line. Fuseplug's own errors are shown without a traceback, with exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # whatever their encoding lacks
+            stream.reconfigure(errors="backslashreplace")  # for characters that their encoding lacks
     try:
         app(args=None if args is None else list(args), prog_name="fuseplug")
     except FuseplugError as error:
@@ -68,7 +68,7 @@ def list_kernels(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the tracebacks of broken kernels.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the installed kernels, and why those that are not ready are not."""
+    """List the installed kernels, and say why a kernel is not ready."""
     records = kernels_of(KernelManager())
     if as_json:
         print_json([record.to_dict() for record in records])
@@ -118,14 +118,14 @@ def plan(
 ) -> None:
     """Show what would be fused in a model, what would not, and why."""
     manager = KernelManager()
-    kernels_of(manager)  # before anything is built: it may be interrupted
+    kernels_of(manager)  # before anything is built, because the user may interrupt it
     run = measure or rounding == "exact"
     with console(stderr=True).status(f"building {one_line(model)}{'' if run else ' on meta'}"):
         built = _built(model, device, random_weights=run, trust_remote_code=trust_remote_code)
     planned = manager.plan(
         built,
         device=device,
-        mode=mode,  # type: ignore[arg-type]  # plan says which modes there are
+        mode=mode,  # type: ignore[arg-type]  # plan refuses unknown modes
         include=include or None,
         exclude=exclude or (),
         only=only or (),
@@ -144,7 +144,7 @@ def plan(
 
 
 def _built(model: str, device: str | None, *, random_weights: bool, trust_remote_code: bool) -> nn.Module:
-    """The model to plan: on meta, or with weights, so that it can be run."""
+    """The model to plan: on meta, or with random weights, so that it can be run."""
     from .from_config import build, config_of, with_random_weights
 
     if not random_weights:
@@ -165,7 +165,7 @@ def _print_kernels(records: Sequence[KernelRecord], *, verbose: bool) -> None:
         table.add_row(*map(one_line, cells), state_text(record.state))
     print_table(out, table)
     for record in records:
-        if record.state in ("not installed", "off", "not allowed"):  # as a user chose: a line is enough
+        if record.state in ("not installed", "off", "not allowed"):  # the user's own choice: a line is enough
             out.print(f"{one_line(record.name)} is {record.state}: {one_line(record.reason)}")
         elif record.reason:
             _print_below(out, record, [" is ", state_text(record.condition)], record.reason)

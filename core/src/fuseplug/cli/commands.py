@@ -1,8 +1,9 @@
 """Commands of other distributions, found by the entry-point group ``fuseplug.commands``.
 
-The name of an entry is that of the command. It names a function that typer takes, or a `typer.Typer` made with
-``add_completion=False``. ``fuseplug NAME`` imports that one's module. ``fuseplug --help`` imports all of them, for the
-first sentence of each: so such a module imports torch in its functions. ``fuseplug list`` imports none.
+The name of an entry point is that of the command. The entry point names a function for typer, or a `typer.Typer` made
+with ``add_completion=False``. ``fuseplug NAME`` imports the module of one command. ``fuseplug --help`` imports the
+modules of all commands, to show the first sentence of each, so a module should import torch only in its functions.
+``fuseplug list`` imports none of them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def kernels_of(manager: KernelManager) -> Sequence[KernelRecord]:
 
 
 def notes_on(model: nn.Module, report: Report) -> Iterator[str]:
-    """What installed distributions note on a plan; of one that is broken, that it is."""
+    """The notes of installed distributions on a plan; for a broken distribution, a note that says so."""
     for entry in importlib_metadata.entry_points(group="fuseplug.notes"):
         try:
             yield from entry.load()(model, report)
@@ -47,10 +48,10 @@ def notes_on(model: nn.Module, report: Report) -> Iterator[str]:
 
 
 class Commands(TyperGroup):
-    """The commands of core, and all that are installed besides."""
+    """The commands of core, and those of all other installed distributions."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Their names: core's, then the others in the order of the alphabet."""
+        """The names of the commands: first core's, then the others in alphabetical order."""
         of_core = super().list_commands(ctx)
         return [*of_core, *sorted({entry.name for entry in importlib_metadata.entry_points(group=GROUP)} - {*of_core})]
 
@@ -58,7 +59,7 @@ class Commands(TyperGroup):
         """The command of this name; ``None`` if there is none.
 
         Raises:
-            FuseplugError: If there is none, and fuseplug-tools is not installed.
+            FuseplugError: If there is no such command, and no installed distribution adds commands.
         """
         return super().get_command(ctx, cmd_name) or _installed(cmd_name)
 
@@ -88,7 +89,7 @@ def _command(name: str, target: Any) -> Any:
         function, target = target, typer.Typer(add_completion=False)
         target.command(name)(function)
     command = typer.main.get_command(target)
-    command.name = name  # a function's own may be another
+    command.name = name  # the target's own name may differ
     return command
 
 

@@ -1,4 +1,4 @@
-"""A model from its config alone, on meta: its modules as they will be, and none of its weights."""
+"""Builds a model from its config alone: its modules as they will be, on meta or with random weights."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 
 
 def build(name: str, *, trust_remote_code: bool = False) -> nn.Module:
-    """Build the model that *name* stands for, on meta, in the dtype its config says.
+    """Build the model that *name* stands for, on meta, in the dtype that its config says.
 
     Args:
         name: The path of a ``config.json``, a directory with one, or the id of a model on the Hugging Face Hub.
         trust_remote_code: Whether Python code that comes with the model may be run.
 
     Raises:
-        PlanError: If there is no such model, its config is bad, or what it takes to build it is not installed.
+        PlanError: If there is no such model, its config is invalid, or a library that builds it is not installed.
     """
     config = config_of(name, trust_remote_code=trust_remote_code)
     return model_of(config, name, device="meta", trust_remote_code=trust_remote_code)
 
 
 def model_of(config: Any, name: str, *, device: str, trust_remote_code: bool = False) -> nn.Module:
-    """Build the model of *config* on *device*, in the dtype that it says; *name* is what errors call it."""
+    """Build the model of *config* on *device*, in the dtype that *config* says. Errors call the model *name*."""
     torch, transformers = _torch(), _transformers()
     try:
         with torch.device(device):
             return _from_config(transformers, config, trust_remote_code)
     except ImportError as error:
         raise PlanError(f"{name} cannot be built: {_first_line(error)}", name=name) from error
-    except Exception as error:  # a config of wrong types or sizes raises whatever the model's code makes of it
+    except Exception as error:  # with wrong types or sizes in the config, the model's code may raise anything
         raise PlanError(
             f"{name} cannot be built: {type(error).__name__}: {_first_line(error)}; expected the config of a model "
             "that transformers can build: look at its sizes and types",
@@ -44,7 +44,7 @@ def model_of(config: Any, name: str, *, device: str, trust_remote_code: bool = F
 
 
 def with_random_weights(config: Any, name: str, *, device: str, trust_remote_code: bool = False) -> nn.Module:
-    """As `model_of`, with weights that are random and always the same, and all of it on *device*."""
+    """Build a model as `model_of` does, all of it on *device*, with weights that are random but always the same."""
     torch = _torch()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -53,21 +53,21 @@ def with_random_weights(config: Any, name: str, *, device: str, trust_remote_cod
 
 
 def config_of(name: str, *, trust_remote_code: bool = False) -> Any:
-    """The config that *name* stands for, as `build` takes it and with what that raises."""
+    """The config that *name* stands for. *name* and the errors are as in `build`."""
     _must_exist(name)
-    _torch()  # first, for its import may fail in a vendor's code, and transformers would hide that
+    _torch()  # first, because its import may fail in a vendor's code, and transformers would hide that
     transformers = _transformers()
-    # False rather than None, or transformers asks on the terminal whether to run the model's code.
+    # With None instead of False, transformers would ask on the terminal whether to run the model's code.
     try:
         return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except Exception as error:  # a file that is no config raises whatever transformers makes of it
+    except Exception as error:  # for a file that is no config, transformers may raise anything
         raise PlanError(
             f"the config of {name} cannot be read: {_first_line(error)}\n{_remedy(name, error)}", name=name
         ) from error
 
 
 def config_of_type(model_type: str, values: Mapping[str, Any]) -> Any:
-    """The config of *model_type*, with *values* in the place of its defaults."""
+    """The config of *model_type*, with *values* in place of its defaults."""
     return _transformers().AutoConfig.for_model(model_type, **values)
 
 
@@ -85,7 +85,7 @@ def _must_exist(name: str) -> None:
 def _torch() -> Any:
     try:
         import torch
-    except Exception as error:  # torch runs the vendors' code on import
+    except Exception as error:  # torch runs vendors' code on import
         raise PlanError(f"torch cannot be imported: {_first_line(error)}\n`fuseplug doctor` says more.") from error
     return torch
 
@@ -120,7 +120,7 @@ def _remedy(name: str, error: Exception) -> str:
     if "trust_remote_code" in message:
         return "If you trust the code that comes with the model, add --trust-remote-code."
     if "valid JSON" in message:
-        return "Mend it, or download it again."
+        return "Correct it, or download it again."
     if Path(name).exists():
         return "If the model is newer than the installed transformers: pip install --upgrade transformers"
     if "gated" in message or "401" in message or "403" in message:
@@ -131,5 +131,5 @@ def _remedy(name: str, error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     lines = [line for line in map(one_line, str(error).splitlines()) if line] or [type(error).__name__]
-    # Some say on the first line that something is wrong, and on the second what.
+    # Some messages say on the first line that something is wrong, and on the second what it is.
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])

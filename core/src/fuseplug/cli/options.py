@@ -1,4 +1,4 @@
-"""Options that several commands of the command line have."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 

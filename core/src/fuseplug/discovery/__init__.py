@@ -1,4 +1,4 @@
-"""What is installed: entry points read as metadata, each loaded on its own, and what came of it kept as a record."""
+"""Finds what is installed: reads entry points as metadata, loads each on its own, and records the outcome."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .requirements import missing_requirements, version_of
 from .selecting import ALLOW_VARIABLE, KERNELS_VARIABLE, Selection, allowed
 
 _Claim = tuple[KernelRecord, "importlib_metadata.EntryPoint | None"]
-"""A record, and what is to be loaded to complete it."""
+"""A record, and the entry point to load to complete it, if any."""
 
 
 def discover(
@@ -31,12 +31,12 @@ def discover(
     """Find every kernel of the entry-point group, in an order that does not depend on ``sys.path``.
 
     Args:
-        environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read; ``None``: the environment and the user's
-            file.
-        registered: Kernels that were registered in this process, which are chosen among and may clash as others do.
+        environ: The variables, of which ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read; ``None`` for the
+            environment and the user's file.
+        registered: Kernels that were registered in this process. Like others, they may be off or in conflict.
 
     Raises:
-        SettingsError: If the user's file is not right.
+        SettingsError: If the user's file is not valid.
     """
     version_of.cache_clear()
     environ = environment() if environ is None else environ
@@ -59,7 +59,7 @@ def discover(
 
 
 def load_class(kernel: Any, record: KernelRecord) -> KernelRecord:
-    """Check and instantiate *kernel*, and complete *record* with what came of it."""
+    """Check and instantiate *kernel*, and return *record* completed with the outcome."""
     wrong = faults(kernel)
     if not wrong and kernel.kernel_id != record.kernel_id:
         wrong = [
@@ -71,9 +71,9 @@ def load_class(kernel: Any, record: KernelRecord) -> KernelRecord:
 
 
 def elsewhere(record: KernelRecord) -> KernelRecord:
-    """What *record* would be on a machine where its extra is installed, if that is all it lacks.
+    """*record* as it would be where its extra is installed, if it lacks nothing else.
 
-    An extra is a matter of where a kernel runs, and it may be planned for another machine than this one.
+    A kernel needs its extra only on the machine where it runs, and a plan may be for another machine than this one.
     """
     kernel = kernel_of(record) if record.state == "not installed" else None
     if kernel is None:
@@ -90,12 +90,12 @@ def kernel_of(record: KernelRecord) -> BaseKernel | None:
             return load_class(_entry(record).load(), record).kernel
     except KeyboardInterrupt:
         raise
-    except BaseException:  # noqa: BLE001 - what is missing may be what its import needs
+    except BaseException:  # noqa: BLE001 - its import may need what is missing
         return None
 
 
 def _installed() -> Iterator[_Claim]:
-    """What the installed distributions claim to have; one whose metadata is damaged costs nobody else anything."""
+    """The claims of the installed distributions. One with damaged metadata does not affect the others."""
     names = set()
     for distribution in importlib_metadata.distributions():
         try:
@@ -105,14 +105,14 @@ def _installed() -> Iterator[_Claim]:
             yield _damaged(Path(str(getattr(distribution, "_path", "(unknown)"))).name, error), None
     for name in names:
         try:
-            # By name, which finds what Python imports: another of the name, further down sys.path, has no say.
+            # A name finds the distribution that Python imports, not another of this name further down sys.path.
             yield from list(_claims(importlib_metadata.distribution(name)))
         except Exception as error:  # noqa: BLE001
             yield _damaged(name, error), None
 
 
 def _claims(distribution: importlib_metadata.Distribution | Any) -> Iterator[_Claim]:
-    name, version = distribution.name, distribution.version  # each reads and parses the metadata anew
+    name, version = distribution.name, distribution.version  # each access parses the metadata anew
     for entry in distribution.entry_points.select(group=ENTRY_POINT_GROUP):
         yield KernelRecord(entry.name, name, version, value=entry.value), entry
 
@@ -150,7 +150,7 @@ def _imported(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> Ker
     try:
         return load_class(entry.load(), record)
     except KeyboardInterrupt as error:
-        # Whether somebody pressed Ctrl-C or the plug-in raised it cannot be told.
+        # Ctrl-C cannot be told from a plug-in that raises KeyboardInterrupt.
         raise KeyboardInterrupt(
             f"interrupted while importing kernel {record.name} ({record.value}); if nobody pressed Ctrl-C, the "
             f"distribution raised it: uninstall {record.distribution}, or leave it out with {KERNELS_VARIABLE}=-"

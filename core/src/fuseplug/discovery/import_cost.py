@@ -1,4 +1,4 @@
-"""What importing a plug-in costs. It should take milliseconds, and import none of the libraries that take seconds."""
+"""What importing a plug-in costs. An import should take milliseconds, and load no library that takes seconds."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import time
 from collections.abc import Iterable, Iterator
 
 HEAVY = ("torch", "triton", "torch_npu", "transformers", "jax", "tensorflow")
-"""What importing the module of a kernel's class must not import: `fuseplug list` would wait for it."""
+"""Libraries that the module of a kernel's class must not import, because `fuseplug list` would wait for them."""
 
 SLOW = 0.5
-"""Seconds from which on the import of a module is worth a word. Without torch it takes milliseconds."""
+"""An import that takes more seconds than this is reported. Without torch, an import takes milliseconds."""
 
 PATIENCE = 5.0
-"""Seconds after which a user is told what they are waiting for. Nothing can stop an import but Ctrl-C."""
+"""Seconds after which a user is told which import they are waiting for. Only Ctrl-C can stop an import."""
 
 
 @contextlib.contextmanager
 def import_costs(module: str, whose: str) -> Iterator[list[str]]:
-    """While *module* is imported, see what that costs.
+    """Measure what the import of *module*, within the block, costs.
 
     Args:
-        module: Its name.
-        whose: For which kernel it is imported: said to the user if it takes long.
+        module: The name of the module.
+        whose: The kernel for which the module is imported. The user is told if the import takes long.
 
     Yields:
-        Sentences, filled when the block ends, however it ends; none if the import is light and quick.
+        A list that gets its sentences when the block ends, however it ends; none if the import is light and quick.
     """
     costs: list[str] = []
     notice = threading.Timer(PATIENCE, _tell, (module, whose))
@@ -47,15 +47,15 @@ def import_costs(module: str, whose: str) -> Iterator[list[str]]:
 
 def _tell(module: str, whose: str) -> None:
     told = f"fuseplug: still importing {module}, for kernel {whose}; Ctrl-C stops it, and says how to leave it out"
-    with contextlib.suppress(Exception):  # nobody may be listening
+    with contextlib.suppress(Exception):  # stderr may be closed
         print(told, file=sys.stderr, flush=True)  # noqa: T201 - it is for a person who waits
 
 
 def heavy_since(before: Iterable[str] = ()) -> list[str]:
-    """The heavy libraries that were imported, without those of *before*."""
+    """The heavy libraries that are imported, without those in *before*."""
     return [name for name in HEAVY if name in sys.modules and name not in before]
 
 
 def imports_heavy(module: str, heavy: Iterable[str]) -> str:
-    """How it is said that *module* imports what it must not."""
+    """The sentence that says that *module* imports *heavy* libraries."""
     return f"importing {module} imports {', '.join(heavy)}: import it in match() or later"

@@ -36,15 +36,15 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         f"a mapping from device types to {_PATH}",
     ),
 }
-"""By the name of a field: whether a value is right, and what it must be."""
+"""For each field: the test of its value, and the words that say what the value must be."""
 
 
 def faults(kernel: Any) -> list[str]:
-    """Everything that keeps *kernel*, a class that claims to be a `BaseKernel`, from being one."""
+    """All faults that keep *kernel*, a class that claims to be a `BaseKernel`, from being one."""
     if not inspect.isclass(kernel) or not issubclass(kernel, BaseKernel):
         return [f"{kernel!r} is not a subclass of fuseplug.BaseKernel"]
     if wrong := _wrong_api(kernel.api):
-        return [wrong]  # what else is wrong by today's rules is of no interest
+        return [wrong]  # the rules for other fields may differ in another API
     wrongs = [
         f"{name} must be {expected}, not {getattr(kernel, name, None)!r}"
         for name, (is_right, expected) in _FIELDS.items()
@@ -59,7 +59,7 @@ def faults(kernel: Any) -> list[str]:
 
 def _wrong_api(api: Any) -> str:
     if type(api) is not int or api < 1:
-        return f"api must be the number of the contract that it was written for, 1 or later, not {api!r}"
+        return f"api must be the version of the contract that the kernel was written for, 1 or later, not {api!r}"
     if api > NEWEST_API:
         return (
             f"it was written for API {api} of kernels, and this Fuseplug has API {NEWEST_API}: "

@@ -1,4 +1,4 @@
-"""Whose id it is that several distributions claim."""
+"""Decides which of several distributions has the id that all of them claim."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..configuration import SETTINGS
 from .records import KernelRecord
 
 REGISTERED = "(registered)"
-"""What a kernel's record names as its distribution if the kernel was registered in this process."""
+"""The distribution in the record of a kernel that was registered in this process."""
 
 
 def owner(kernel_id: str, distributions: Sequence[str]) -> str | None:
-    """Which of *distributions*, all of which claim *kernel_id*, has it; ``None`` if that cannot be told.
+    """The one of *distributions*, all of which claim *kernel_id*, that has it; ``None`` if none of them does.
 
-    What the user registered in this process comes first, then the distribution with whose name the id begins. Of
-    several such names, the longest.
+    A kernel that the user registered in this process comes first, then the distribution with whose name the id begins.
+    Of several such names, the longest one counts.
     """
     if REGISTERED in distributions:
         return REGISTERED
@@ -26,7 +26,7 @@ def owner(kernel_id: str, distributions: Sequence[str]) -> str | None:
 
 
 def normal(distribution: str) -> str:
-    """The name of *distribution* as the package index compares it."""
+    """The name of *distribution* in the form in which the package index compares names."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
@@ -35,14 +35,14 @@ def _begins_with(kernel_id: str, distribution: str) -> bool:
 
 
 def in_conflict(record: KernelRecord, claimants: Sequence[str]) -> str:
-    """Why *record* is not in force, given the distributions that have its id and may be used; ``""`` if it is."""
+    """Why *record* does not have its id, given all distributions that claim it and may be used; ``""`` if it does."""
     holder = owner(record.kernel_id, claimants)
     if claimants.count(holder or "") > 1:
         holder = None
     if len(claimants) < 2 or holder == record.distribution:
         return ""
     if (times := claimants.count(record.distribution)) > 1:
-        return f"{record.name} is declared {times} times by its own distribution, which has to be mended"
+        return f"{record.name} is declared {times} times by its own distribution: correct its entry points"
     names = sorted({f"{name}:{record.kernel_id}" for name in claimants})
     others = ",".join(f"-{name}" for name in names if name != record.name)
     choose = f"choose this one with {SETTINGS['kernels'].variable}={others}"

@@ -1,4 +1,4 @@
-"""Kernels as plugins of pluggy, which asks all of them one question."""
+"""Makes kernels plugins of pluggy, which asks all of them one question."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .records import KernelRecord
 
 
 def plugged_in(records: Iterable[KernelRecord]) -> tuple[list[KernelRecord], pluggy.PluginManager]:
-    """A manager of plugins that has the kernels of *records*, and the records: pluggy may find one broken."""
+    """The records, marked as broken where pluggy rejects the kernel, and a plugin manager with all other kernels."""
     plugins = pluggy.PluginManager(PROJECT)
     plugins.add_hookspecs(BaseKernel)
     return [_registered_with(plugins, record) for record in records], plugins

@@ -12,22 +12,22 @@ State = Literal["ready", "off", "not allowed", "not installed", "missing", "brok
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """One kernel that is installed, registered, or asked for by the environment, and what came of it.
+    """One kernel that is installed, registered, or named in the user's settings, and its state.
 
     Attributes:
-        kernel_id: Its id: the name of its entry point.
-        distribution: Who it comes from; ``"(registered)"`` for a kernel registered in this process.
+        kernel_id: The kernel's id: the name of its entry point.
+        distribution: The distribution that has it; ``"(registered)"`` for a kernel registered in this process.
         version: The distribution's version, if it has one.
         value: What the entry point names.
         state: ``"ready"``; ``"off"`` (by ``FUSEPLUG_KERNELS``); ``"not allowed"`` (by ``FUSEPLUG_ALLOW``);
-            ``"not installed"`` (the extra that it needs); ``"missing"`` (a requirement of the distribution itself);
-            ``"broken"`` (it could not be loaded); ``"conflict"`` (another distribution claims its id, and has it, or
-            nobody can tell whose it is).
+            ``"not installed"`` (the extra that it needs); ``"missing"`` (a requirement of the distribution itself, or
+            the kernel that ``FUSEPLUG_KERNELS`` names); ``"broken"`` (it could not be loaded); ``"conflict"`` (another
+            distribution claims its id, and has it, or nobody has it).
         reason: Why it is not ready, and what to do; ``""`` if it is.
-        requires: Of one that is ready on another machine only: what has to be installed there.
+        requires: What has to be installed on the other machine, if the kernel is ready only there.
         kernel: The kernel, if it was loaded.
-        traceback: What Python said when it could not be.
-        import_costs: What its import costs everybody, ``fuseplug list`` too: a heavy library, or time.
+        traceback: Python's traceback, if the kernel could not be loaded.
+        import_costs: What its import costs everybody, also in ``fuseplug list``: a heavy library, or time.
     """
 
     kernel_id: str
@@ -43,16 +43,16 @@ class KernelRecord:
 
     @property
     def name(self) -> str:
-        """The name that is unique even where two distributions claim one id."""
+        """A name that is unique even if two distributions claim one id."""
         return f"{self.distribution}:{self.kernel_id}"
 
     @property
     def condition(self) -> str:
-        """The state, as it follows "it is"."""
+        """The state, in words that can follow "it is"."""
         return "in conflict" if self.state == "conflict" else self.state
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data: what ``fuseplug list --json`` prints."""
+        """The record as plain data, as ``fuseplug list --json`` prints it."""
         kernel = self.kernel
         return {
             "id": self.kernel_id,

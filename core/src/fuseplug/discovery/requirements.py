@@ -13,11 +13,11 @@ from packaging.requirements import InvalidRequirement, Requirement
 from .ownership import normal
 
 _ALSO = {"triton": ("triton-rocm", "pytorch-triton-rocm", "triton-xpu", "pytorch-triton-xpu", "pytorch-triton")}
-"""Names under which torch's wheels for other devices bring what has this name on the package index."""
+"""Distributions that torch's wheels for other devices require in place of the one with this name."""
 
 
 def missing_requirements(distribution: importlib_metadata.Distribution | Any, extras: Iterable[str]) -> list[str]:
-    """The requirements of *distribution*, those of *extras* included, that are not met; each with what was found."""
+    """The requirements of *distribution*, including those of *extras*, that are not met, each with what was found."""
     wanted = ("", *extras)
     lacking = []
     for line in distribution.requires or ():
@@ -36,9 +36,9 @@ def missing_requirements(distribution: importlib_metadata.Distribution | Any, ex
     return lacking
 
 
-@functools.cache  # several kernels of a distribution ask the same; `discover` asks anew
+@functools.cache  # kernels of a distribution share requirements; `discover` clears the cache
 def version_of(name: str) -> str | None:
-    """The version of *name*, or of what brings it; ``None`` if neither is installed."""
+    """The version of *name*, or of a distribution in its place; ``None`` if none is installed."""
     for other in (*_ALSO.get(normal(name), ()), name):
         with contextlib.suppress(importlib_metadata.PackageNotFoundError):
             version: str = importlib_metadata.version(other)

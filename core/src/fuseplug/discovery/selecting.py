@@ -1,4 +1,4 @@
-"""The kernels that a user's words stand for, and those of them that take part."""
+"""Finds the kernels that a user's words stand for, and those that take part."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ALLOW_VARIABLE = SETTINGS["allow"].variable
 
 
 def names_in(value: str | Sequence[str]) -> tuple[str, ...]:
-    """*value*, one name or several."""
+    """The names in *value*, which is one name or several."""
     return (value,) if isinstance(value, str) and value else tuple(value)
 
 
 def select(
     records: Sequence[KernelRecord], include: Sequence[str] | str | None, unwanted: Sequence[str], mode: Mode
 ) -> list[KernelRecord]:
-    """Those of *records* that are ready, that *include* names, that are not *unwanted*, and that serve *mode*."""
+    """The *records* that are ready, that *include* names, that are not *unwanted*, and that serve *mode*."""
     ready = [record for record in records if record.state == "ready"]
     if include is not None:
         wanted = [record.name for word in names_in(include) for record in named_by(records, word)]
@@ -71,7 +71,7 @@ def _split(value: str) -> list[str]:
 
 
 class Selection:
-    """``FUSEPLUG_KERNELS``: ids to use, ``-id`` to leave out, ``none`` for nothing; ids may say ``distribution:id``."""
+    """``FUSEPLUG_KERNELS``: ids to use, ``-id`` to omit, ``none`` for nothing; an id may be ``distribution:id``."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.said_by, value = named(environ, KERNELS_VARIABLE), environ.get(KERNELS_VARIABLE)
@@ -81,13 +81,13 @@ class Selection:
         self.unwanted = [word[1:] for word in words if word.startswith("-")]
 
     def refuses(self, record: KernelRecord) -> str:
-        """Why *record* is not to be used; ``""`` if it is."""
+        """Why *record* must not be used; ``""`` if it may be."""
         if self.nothing:
             return f"{self.said_by} turns every kernel off"
         if self._names(record, self.unwanted):
             return f"{self.said_by} leaves it out"
         if self.wanted and not self._names(record, self.wanted):
-            return f"{self.said_by} names others only"
+            return f"{self.said_by} names only other kernels"
         return ""
 
     def unmatched(self, records: Iterable[KernelRecord]) -> list[str]:

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's kernel interface, kept by Fuseplug: code that uses it changes its imports, and nothing else.
+"""LLaMA-Factory's kernel interface, offered by Fuseplug: code that uses it changes its imports, and nothing else.
 
 >>> from fuseplug.interface import NpuRMSNormKernel, apply_default_kernels  # doctest: +SKIP
 >>> model = apply_default_kernels(model=model, include_kernels="auto")  # doctest: +SKIP
@@ -6,12 +6,12 @@
 
 The class of every installed or registered kernel can be imported from here by its name, and so can those functions of
 LLaMA-Factory's kernels that are called in the same way here. If a kernel cannot be used on this machine, ``apply``
-raises what `apply_kernel` raises; if it cannot be loaded, or several kernels have a class of that name, the import
-raises `DiscoveryError`. A kernel that fits nothing in the model is no error, as it is none in LLaMA-Factory: a warning
-says why, and the model is returned.
+raises what `apply_kernel` raises. If a kernel cannot be loaded, or several kernels have a class of that name, the
+import raises `DiscoveryError`. As in LLaMA-Factory, a kernel that fits nothing in the model is no error: a warning says
+why, and the model is returned.
 
-All of it goes through `fuseplug.manager`: what is applied here is verified and reported as ever, and
-``manager.undo(model)`` takes it off.
+All calls go through `fuseplug.manager`. It verifies and reports these kernels as usual, and ``manager.undo(model)``
+takes them off.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 
 class _OfTheClass:
-    """An attribute of a class that is computed from the class."""
+    """A class attribute that is computed from the class."""
 
     def __init__(self, read: Callable[[type[hookspecs.BaseKernel]], Any]) -> None:
         self._read = read
@@ -56,7 +56,7 @@ class _OfTheClass:
 
 
 class BaseKernel(hookspecs.BaseKernel):
-    """`fuseplug.BaseKernel`, and LLaMA-Factory's ``apply``, ``_kernel_id`` and ``_device``."""
+    """`fuseplug.BaseKernel` with LLaMA-Factory's ``apply``, ``_kernel_id`` and ``_device``."""
 
     _kernel_id = _OfTheClass(lambda kernel: kernel.kernel_id)
     _device = _OfTheClass(lambda kernel: next(iter(kernel.device_types), "cpu"))
@@ -64,10 +64,10 @@ class BaseKernel(hookspecs.BaseKernel):
     @final
     @classmethod
     def apply(cls, model: nn.Module, **options: Unpack[Options]) -> nn.Module:
-        """`apply_kernel` for the class of a kernel.
+        """Apply this kernel to *model*, as `apply_kernel` does.
 
         Raises:
-            DiscoveryError: Also if another class has its id.
+            DiscoveryError: Also if another class has this kernel's id.
         """
         registered = scan_all_kernels().get(cls.kernel_id, cls)
         if registered is not cls:
@@ -83,14 +83,14 @@ class _WithApply(BaseKernel):
     """The first base of every class that `_with_apply` makes."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        # The kernel's own may require options or set attributes: it has run for the kernel, and not for its double.
+        # The kernel's own __init_subclass__ may require options or set attributes: it runs only for the kernel.
         if _WithApply not in cls.__bases__:
             super().__init_subclass__(**options)
 
 
 @functools.cache
 def _with_apply(kernel: type[hookspecs.BaseKernel]) -> type[BaseKernel]:
-    """*kernel* if it has `BaseKernel.apply`; otherwise its subclass that adds it, always the same one."""
+    """*kernel* if it has `BaseKernel.apply`; otherwise a subclass that adds `apply`, the same one at every call."""
     if issubclass(kernel, BaseKernel):
         return kernel
     same = {name: getattr(kernel, name) for name in ("__module__", "__qualname__", "__doc__")}
@@ -99,9 +99,9 @@ def _with_apply(kernel: type[hookspecs.BaseKernel]) -> type[BaseKernel]:
 
 
 def scan_all_kernels() -> dict[str, type[BaseKernel]]:
-    """Every kernel that is ready to be applied somewhere, by id: installed ones and registered ones.
+    """The classes of all kernels, installed or registered, that are ready to be applied somewhere, by id.
 
-    Each class is a subclass of the kernel's own, with `BaseKernel.apply`, and the same one at every call.
+    Each is the kernel's own class or a subclass of it, has `BaseKernel.apply`, and is the same one at every call.
     """
     return {record.kernel_id: _with_apply(type(record.kernel)) for record in manager.kernels() if record.kernel}
 
@@ -109,8 +109,8 @@ def scan_all_kernels() -> dict[str, type[BaseKernel]]:
 def get_default_kernels() -> list[str]:
     """The ids of the kernels that run on a device of this machine and lack nothing there.
 
-    Those for accelerators come before those for the CPU alone. Within a device the order is that in which they are
-    preferred: kernels that name it, then priority, then id.
+    Kernels for accelerators come before those for the CPU alone. Kernels for one device come in the order of
+    preference: kernels that name the device first, then by priority, then by id.
     """
     from ..devices import KNOWN, present
 
@@ -125,10 +125,10 @@ def get_default_kernels() -> list[str]:
 
 
 def apply_kernel(kernel_id: str, model: nn.Module, **options: Unpack[Options]) -> nn.Module:
-    """Apply one kernel, or warn if it is of no use in *model*, or needs the user's consent.
+    """Apply one kernel; warn if it is of no use in *model* or needs the user's consent.
 
     Args:
-        kernel_id: Its id.
+        kernel_id: The id of the kernel.
         model: Changed in place.
         **options: As in `KernelManager.plan`.
 
@@ -137,7 +137,7 @@ def apply_kernel(kernel_id: str, model: nn.Module, **options: Unpack[Options]) -
 
     Raises:
         DiscoveryError, PlanError: As `KernelManager.apply`.
-        RejectedError: If it is of no use because it is none of `get_default_kernels`, or with ``strict=True``.
+        RejectedError: Instead of the warning, if the kernel is none of `get_default_kernels`, or with ``strict=True``.
     """
     return _apply([kernel_id], model, **options)
 
@@ -155,13 +155,13 @@ def _apply(kernel_ids: list[str], model: nn.Module, **options: Unpack[Options]) 
 
 
 def register_kernel(kernel: K) -> K:
-    """Add a kernel class, as a decorator, as `KernelManager.register` does.
+    """Add a kernel class, as `KernelManager.register` does. Usable as a decorator.
 
     Returns:
         The class that `scan_all_kernels` returns for it.
 
     Raises:
-        DiscoveryError: As `KernelManager.register`; or if it patches by itself, as kernels of LLaMA-Factory do.
+        DiscoveryError: As `KernelManager.register`; or if the class patches models itself, as LLaMA-Factory's do.
     """
     if remedy := how_to_port(kernel):
         raise DiscoveryError(f"cannot register {getattr(kernel, '__qualname__', kernel)}: {remedy}", kernel=kernel)
@@ -169,10 +169,10 @@ def register_kernel(kernel: K) -> K:
 
 
 class KernelPlugin:
-    """A function that applies kernels, by a name that a configuration can hold; ``"auto"`` is one.
+    """A function that applies kernels, under a name that a configuration can hold, such as ``"auto"``.
 
     Args:
-        name: Its name.
+        name: The name of the function.
     """
 
     _functions: ClassVar[dict[str, Callable[..., Any]]] = {}
@@ -181,7 +181,7 @@ class KernelPlugin:
         self.name = name
 
     def register(self) -> Callable[[Function], Function]:
-        """Decorate the function that it stands for."""
+        """Return a decorator that registers a function under this name."""
 
         def keep(function: Function) -> Function:
             self._functions[self.name] = function
@@ -190,10 +190,10 @@ class KernelPlugin:
         return keep
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call that function.
+        """Call the function that is registered under this name.
 
         Raises:
-            DiscoveryError: If none was registered.
+            DiscoveryError: If none is registered.
         """
         function = self._functions.get(self.name)
         if function is None:
@@ -209,8 +209,8 @@ def apply_default_kernels(model: nn.Module, include_kernels: str | Sequence[str]
 
     Args:
         model: Changed in place.
-        include_kernels: ``"auto"`` or ``True``: every kernel that fits. Ids, in a sequence or separated by commas:
-            those, with a warning as of `apply_kernel`. ``None`` or ``False``: none.
+        include_kernels: ``"auto"`` or ``True`` for every kernel that fits; ids, in a sequence or separated by commas,
+            for these kernels, with a warning as in `apply_kernel`; ``None`` or ``False`` for no kernel.
 
     Returns:
         *model*.
@@ -227,7 +227,7 @@ def apply_default_kernels(model: nn.Module, include_kernels: str | Sequence[str]
 
 
 def __getattr__(name: str) -> Any:
-    # Python asks for __path__ whenever something is imported from here, which must not load the kernels.
+    # Python asks for __path__ at every import from here, and that must not load the kernels.
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in FUNCTIONS:

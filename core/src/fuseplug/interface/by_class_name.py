@@ -1,4 +1,4 @@
-"""Finding a kernel by the name of its class, without loading the others; and other names of LLaMA-Factory's kernels."""
+"""Finds a kernel by its class name without loading the others, and lists other names of LLaMA-Factory's kernels."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ FUNCTIONS = {
     "GmmFunction": "fuseplug_moe.backends.npu:GmmFunction",
     "npu_swiglu_forward": "fuseplug_swiglu.backends.npu:npu_swiglu_forward",
 }
-"""LLaMA-Factory's functions that are called in the same way here, by where they are."""
+"""Functions of LLaMA-Factory that are called in the same way here: where each is, by name."""
 
 INSTEAD = dict.fromkeys(
     ("NpuMoeFused", "Qwen3NpuMoeFused", "kernel_moe_mapping"),
-    "; forwards are not put on by hand: apply_kernel('npu_fused_moe', model=model)",
+    "; Fuseplug replaces forwards itself: apply_kernel('npu_fused_moe', model=model)",
 ) | {
     "HybridGmmFunction": "; fuseplug_moe.backends.npu.HybridGmmFunction takes other arguments than LLaMA-Factory's",
     "default_kernels": "; scan_all_kernels() gives them",
 }
-"""What takes the place of others, whose form is bound to how LLaMA-Factory patches: the end of an error."""
+"""For names that fit only LLaMA-Factory's way of patching: the end of an error, which says what to use instead."""
 
 
 def class_named(name: str, records: Sequence[KernelRecord]) -> type[BaseKernel] | None:
-    """The class *name* of one of the kernels of *records*, which may be off or lack its extra; ``None`` if none has it.
+    """The class *name* of a kernel of *records*, even if it is off or lacks its extra; ``None`` if no kernel has it.
 
     Raises:
-        DiscoveryError: If several kernels have a class of this name, or the one that has it cannot be loaded.
+        DiscoveryError: If several kernels have a class of this name, or the only one that has it cannot be loaded.
     """
     named = _named(name, records)
     if not named:
@@ -53,19 +53,19 @@ def class_named(name: str, records: Sequence[KernelRecord]) -> type[BaseKernel] 
 
 
 def ready_names(records: Sequence[KernelRecord]) -> list[str]:
-    """The class names of the kernels that are ready, without those that several kernels have."""
+    """The class names of the kernels that are ready, without names that several kernels have."""
     ready = {type(record.kernel).__name__ for record in records if record.kernel}
     return sorted(name for name in ready if len(_named(name, records)) == 1)
 
 
 def _named(name: str, records: Sequence[KernelRecord]) -> list[KernelRecord]:
     named = [record for record in records if _class_name(record) == name]
-    # Whoever turns a kernel off settles whose name it is, and so does whoever has the id.
+    # A kernel that is off, not allowed or in conflict leaves the name to the others, if there are any.
     return [record for record in named if record.state not in ("off", "not allowed", "conflict")] or named
 
 
 def _class_name(record: KernelRecord) -> str:
     if record.kernel:
         return type(record.kernel).__name__
-    # Of a kernel that is not loaded, "package.module:Class [extra]" is known.
+    # The entry point of a kernel that is not loaded names its class: "package.module:Class [extra]".
     return re.split(r"[:.]", record.value.partition("[")[0].strip())[-1]

@@ -21,7 +21,7 @@ def how_to_port(kernel: Any) -> str:
 
 
 def _of_llama_factory(kernel: type) -> list[str]:
-    """What *kernel* has that only kernels of LLaMA-Factory have."""
+    """The attributes of *kernel* that only kernels of LLaMA-Factory have."""
     attributes = [name for name in ("_kernel_id", "_device") if _has_own(kernel, name)]
     if issubclass(kernel, BaseKernel) and _has_own(kernel, "apply"):
         attributes.append("an apply() of its own")
@@ -29,7 +29,7 @@ def _of_llama_factory(kernel: type) -> list[str]:
 
 
 def _has_own(kernel: type, name: str) -> bool:
-    """Whether what *kernel* has as *name* is another than that of `fuseplug.interface.BaseKernel`."""
-    # By the name of its package: `fuseplug.interface` imports this module.
+    """Whether *kernel* has an attribute *name* other than that of `fuseplug.interface.BaseKernel`."""
+    # Compare the names of packages, because `fuseplug.interface` imports this module.
     homes = (base.__module__ for base in kernel.__mro__ if name in vars(base))
     return next(homes, PROJECT).partition(".")[0] != PROJECT

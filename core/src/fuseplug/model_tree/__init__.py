@@ -1,1 +1,1 @@
-"""A model as a list of places: what each module is, where it is, and what kernels are shown of it."""
+"""A model as a list of places: what each module is, where it is, and what kernels see of it."""

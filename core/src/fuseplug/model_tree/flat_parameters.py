@@ -1,7 +1,7 @@
-"""Modules whose parameters are parts of a flat one, as ``torch.distributed.fsdp.FullyShardedDataParallel`` makes them.
+"""Modules whose parameters are parts of a flat one, made by ``torch.distributed.fsdp.FullyShardedDataParallel``.
 
-What such a module holds between calls is an empty or partial view, which differs by rank, or a view of freed memory.
-It must not be read.
+Between calls, the parameters of such a module are empty or partial views, which differ by rank, or views of freed
+memory. They must not be read.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import nn
 from ..patching.slots import attributes_of
 
 WHY = (
-    "its parameters are FSDP's flat ones, of which each rank has a part: apply before wrapping in FSDP (what was fused "
+    "FSDP has flattened its parameters, and each rank holds a part: apply before wrapping in FSDP (what was fused "
     "before it stays fused), or use fully_shard, which keeps parameters apart"
 )
 
 
 def flattened(module: nn.Module) -> AbstractSet[int]:
-    """The ids of the modules whose parameters *module* has flattened; empty if it is no such unit, or has none."""
-    # Nobody has wrapped anything in a class that nobody has imported.
+    """The ids of the modules whose parameters *module* has flattened; empty if it is no FSDP unit or has none."""
+    # If the class was never imported, nothing is wrapped in it.
     unit = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     if unit is None or not issubclass(type(module), unit):
         return frozenset()

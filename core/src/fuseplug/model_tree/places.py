@@ -26,7 +26,7 @@ _MOST_PATHS = 256
 """How many paths of one module are listed. Modules that share children at each level have exponentially many."""
 
 _UNREAD = -1
-"""The signature of what must not be read: no module's."""
+"""The signature of modules that must not be read. No other module has it."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,13 @@ class Place:
 
     Attributes:
         module: The live module.
-        paths: Every path at which it is found.
-        alike: Its signature: places with the same signature certainly behave alike.
-        stand_in: What kernels are shown instead of the module.
+        paths: The paths at which the module is found.
+        alike: The signature of the module. Modules with the same signature certainly behave alike.
+        stand_in: What kernels see instead of the module.
         device_type: The type of device on which it runs or will run.
-        device: Where it can be checked now; ``None`` while it is on meta, or planned for a device that is not there.
-        fault: Why it cannot be examined. Its stand-in is then an empty module.
+        device: The device on which it can be checked now; ``None`` while it is on meta, or planned for a device that is
+            not present.
+        fault: Why the module cannot be examined, if it cannot. Its stand-in is then an empty module.
     """
 
     module: nn.Module
@@ -93,7 +94,7 @@ def walk(model: nn.Module, *, only: Sequence[str], skip: Sequence[str], device: 
 
 
 def _flat_units(modules: Mapping[int, Located]) -> dict[int, set[str]]:
-    """The modules that flattened the parameters of others, with the paths of those others."""
+    """The FSDP units, by id, with the paths of the modules whose parameters they have flattened."""
     units = {number: flattened(located.module) for number, located in modules.items()}
     return {
         number: {path for holder in holders if holder in modules for path in modules[holder].paths}
@@ -104,11 +105,11 @@ def _flat_units(modules: Mapping[int, Located]) -> dict[int, set[str]]:
 
 @dataclass
 class Located:
-    """A module of a model, and where it is.
+    """A module of a model, and its paths.
 
     Attributes:
         module: The module.
-        paths: Where it is.
+        paths: The paths of the module.
     """
 
     module: nn.Module
@@ -116,9 +117,9 @@ class Located:
 
 
 def everywhere(model: nn.Module) -> dict[int, Located]:
-    """Every module by its ``id``, parents before children, with all its paths; a path never repeats a module.
+    """Every module by its ``id``, parents before children, with its paths. No path contains a module twice.
 
-    What has no registry of children that can be read has none; its stand-in says why.
+    A module whose registry of children cannot be read has no children here; `Place.fault` says why.
     """
     modules: dict[int, Located] = {}
     waiting: list[tuple[str, nn.Module, tuple[int, ...]]] = [("", model, ())]
@@ -145,14 +146,14 @@ def _fault(path: str, refusal: Refusal) -> Rejection:
     if refusal.kind != "error":
         return rejection_of(refusal)
     return Rejection(
-        f"it cannot be looked at: {refusal.reason}. Expected a module whose registries and attributes can be read; "
-        f"mend its class, or leave it out with {where}",
+        f"it cannot be examined: {refusal.reason}. Expected a module whose registries and attributes can be read; "
+        f"correct its class, or leave it out with {where}",
         kind="error",
     )
 
 
 class _Devices:
-    """Where each module runs, by its own tensors, else by those below it, else by those of the nearest module above."""
+    """The device of each module: that of its own tensors, else of those below it, else of the nearest module above."""
 
     def __init__(self, modules: Mapping[int, Located]) -> None:
         self._devices: dict[str, torch.device] = {}
@@ -192,7 +193,7 @@ def _own_device(module: nn.Module) -> torch.device | None:
             for tensor in registry.values():
                 if tensor is not None:
                     return torch.device(tensor.device)
-    except Exception:  # noqa: BLE001 - a third party's tensor or hook may raise anything; what cannot be read is reported
+    except Exception:  # noqa: BLE001 - a foreign tensor or hook may raise anything; what cannot be read is reported
         return None
     return None
 

@@ -1,4 +1,4 @@
-"""The calls that a replacement computes by its kernel."""
+"""The calls of a replacement that its kernel computes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from .gains import EVERY_SIZE, Gains
 
 @dataclass(frozen=True)
 class Accepts(VerifiedCalls):
-    """The calls that the kernel computes; every other goes to the original.
+    """The calls that the kernel computes. All others go to the original.
 
     Attributes:
-        space: For a function target, where the name is looked up, as `Subject.space`; ``None``: it is not known.
-        scope: What must be entered, as in `fuseplug.patching.scoping`; ``None``: nothing.
-        gains: From which size on the kernel is used.
+        space: For a function target, the globals in which its name is looked up, as in `Subject.space`; ``None`` if
+            they are unknown.
+        scope: The key of the scope that must be entered, as in `fuseplug.patching.scoping`; ``None``: no scope.
+        gains: The sizes at which the kernel is used.
     """
 
     space: Any = None
@@ -27,5 +28,5 @@ class Accepts(VerifiedCalls):
 
     @property
     def uncompiled(self) -> bool:
-        """Whether a call that ``torch.compile`` or ``torch.export`` traces is the original's."""
+        """Whether the original computes calls that ``torch.compile`` or ``torch.export`` traces."""
         return self.scope is not None or self.watch.untraced

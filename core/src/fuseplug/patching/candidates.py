@@ -1,4 +1,4 @@
-"""A proposal in the words of verification, and a refusal of verification in those of the report."""
+"""Turns a proposal into a candidate for verification, and a refusal by verification into a rejection for the report."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..hookspecs import BaseKernel
 
 
 def candidate_of(kernel: BaseKernel, proposal: Proposal, *, every_size: bool = False) -> Candidate | Rejection:
-    """What is verified of *proposal*, which is *kernel*'s; or a rejection, if its reference cannot be loaded.
+    """The candidate that stands for *proposal* of *kernel*; or a rejection, if the reference cannot be loaded.
 
     Args:
-        kernel: Whose reference defines what is right.
-        proposal: For one target.
-        every_size: Whether the kernel's compiled programs are run for small examples too.
+        kernel: The kernel that made *proposal*. Its reference defines the right result.
+        proposal: The proposal for one target.
+        every_size: Whether the kernel runs its compiled programs for small examples, too.
     """
     try:
         reference = kernel.load_reference()
@@ -45,5 +45,5 @@ def candidate_of(kernel: BaseKernel, proposal: Proposal, *, every_size: bool = F
 
 
 def rejection_of(refusal: Refusal) -> Rejection:
-    """What a kernel's entry in the report says of *refusal*."""
+    """The rejection that reports *refusal* in a kernel's entry."""
     return Rejection(refusal.reason, kind=refusal.kind)

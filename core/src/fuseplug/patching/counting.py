@@ -1,4 +1,4 @@
-"""The calls that the kernels computed and those that the originals computed, of each target of a model."""
+"""Counts, for each target of a model, the calls that the kernel computed and those that the original computed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from .tally import Count, listening
 
 @dataclass(frozen=True)
 class Calls:
-    """The calls of one target since it was fused. Calls inside programs that were compiled are not counted.
+    """The calls of one target, since it was fused or in one `Trial`. Calls inside compiled programs are not counted.
 
     Attributes:
-        paths: Where its module is.
-        target: What is replaced there.
-        kernel_id: By which kernel.
+        paths: Where the target's module is.
+        target: What is replaced in that module.
+        kernel_id: The kernel of the replacement.
         fused: How many calls the kernel computed.
-        original: How many the original did, or PyTorch, where the kernel's function declined.
-        made_real: Of those that the kernel computed, how many lazy results were computed after all, by what needed
-            their values.
-        reasons: Why the original computed them. Only `Applied.try_` collects the reasons.
+        original: How many calls the original computed, or PyTorch, if the kernel's function declined.
+        made_real: How many of the kernel's lazy results were computed after all, by what needed their values.
+        reasons: Why the original computed calls. `Applied.try_` collects the reasons, `Applied.calls` does not.
     """
 
     paths: tuple[str, ...]
@@ -46,7 +45,7 @@ class Calls:
 
 
 class Trial(list[Calls]):
-    """What came of one batch: the calls of every target.
+    """The outcome of one batch: the calls of every target.
 
     Attributes:
         result: What the model returned.
@@ -58,7 +57,7 @@ class Trial(list[Calls]):
 
     @property
     def not_reached(self) -> list[Calls]:
-        """The targets that were not called, and those with calls that the kernel did not compute to the end."""
+        """The targets without calls, and those with calls by the original or with lazy results that were made real."""
         return [calls for calls in self if calls.original or calls.made_real or not calls.fused]
 
     def __str__(self) -> str:
@@ -69,19 +68,19 @@ class Trial(list[Calls]):
 
 
 class Counted(NamedTuple):
-    """A target, and where its calls are counted, also when its module is gone."""
+    """A target and the count of its calls, which outlives the target's module."""
 
     patch: Patch
     counter: Count
 
     @property
     def traced(self) -> bool:
-        """Whether calls were traced, or came from outside any module: such calls are not counted."""
+        """Whether any calls were traced, or came from outside any module. The count lacks these calls."""
         tally = replacement_of(self.patch.function).tally
         return tally.traced or id(None) in tally.counts
 
     def calls(self, since: Count | None = None, reasons: Iterable[str] = ()) -> Calls:
-        """The calls since *since*, a copy of the count; since the target was fused if there is none."""
+        """The calls since *since*, an earlier copy of the count; without it, since the target was fused."""
         before, count = since or Count(), self.counter
         real = {why: number - before.made_real.get(why, 0) for why, number in count.made_real.items()}
         return Calls(
@@ -107,12 +106,12 @@ def counted(patches: Iterable[Patch]) -> list[Counted]:
 
 
 def as_it_is(count: Count) -> Count:
-    """A copy of *count* that nothing is added to."""
+    """A copy of the numbers in *count*, as they are now."""
     return Count(count.fused, count.original, dict(count.made_real))
 
 
 def tried(patches: Iterable[Patch], run: Callable[[], Any]) -> Trial:
-    """The calls of *patches* while *run* runs."""
+    """The calls of *patches* during one call of *run*, and its result."""
     targets = [(target, as_it_is(target.counter)) for target in counted(patches)]
     reasons: dict[int, dict[str, None]] = {id(target.counter): {} for target, _ in targets}
 

@@ -1,4 +1,4 @@
-"""From how many elements on, and up to how many, a kernel is used: other calls are the original's, faster there."""
+"""The numbers of elements at which a kernel is used. At all others, the original is faster and computes the call."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ T = TypeVar("T")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 NEVER = sys.maxsize
-"""More elements than a tensor has: no call is large enough."""
+"""More elements than any tensor has, so that no call is large enough."""
 
 
 class Ends(NamedTuple):
-    """For which numbers of elements of the main input a kernel is used.
+    """The numbers of elements of the main input at which a kernel is used.
 
     Attributes:
-        least: From how many on.
-        until: Up to how many as well.
+        least: The kernel is used from this number on.
+        until: The kernel is also used up to this number.
     """
 
     least: int = 0
@@ -40,32 +40,32 @@ _NEVER = Ends(NEVER)
 
 @dataclass(frozen=True)
 class Gains:
-    """For which numbers of elements of the main input a kernel is used, for each of `DTYPES`.
+    """The numbers of elements of the main input at which a kernel is used, for each of `DTYPES`.
 
     Attributes:
-        training: In calls whose main input requires gradients.
-        inference: In all others.
+        training: For calls whose main input requires gradients.
+        inference: For all other calls.
     """
 
     training: tuple[Ends, ...]
     inference: tuple[Ends, ...]
 
     def __bool__(self) -> bool:
-        """Whether there is any call that is too small."""
+        """Whether any call is too small."""
         return any(ends.least for ends in self.training + self.inference)
 
     @property
     def smallest(self) -> int:
-        """Below how many elements every call is too small; 0 if the smallest are not."""
+        """The number of elements below which every call is too small; 0 if the smallest calls are not too small."""
         ends = self.training + self.inference
         return 0 if any(end.until for end in ends) else min(end.least for end in ends)
 
     def reaches(self, x: torch.Tensor) -> bool:
-        """Whether a main input of as many elements as *x* is large enough in any kind of call."""
+        """Whether the kernel is used, in any kind of call, for a main input with as many elements as *x*."""
         return any(x.numel() >= ends.least or x.numel() <= ends.until for ends in self.training + self.inference)
 
     def why_not(self, x: torch.Tensor) -> str:
-        """What is said where *x*, the main input, is too small."""
+        """The reason to report when *x*, the main input, is too small."""
         ends = by_dtype(self.training if x.requires_grad else self.inference).get(x.dtype, Ends())
         if ends == _NEVER:
             return f"the kernel is faster at no size {'with' if x.requires_grad else 'without'} gradients"
@@ -75,11 +75,11 @@ class Gains:
         return f"it is too small to gain: {has}"
 
     def to_dict(self) -> dict[str, int | None]:
-        """By kind of call (``"bfloat16 training"``), ``None`` for never; empty if no call is too small."""
+        """`Ends.least` by kind of call (``"bfloat16 training"``), ``None`` for never; empty if no call is too small."""
         return {kind: None if ends.least == NEVER else ends.least for kind, ends in self._by_kind()}
 
     def until_to_dict(self) -> dict[str, int]:
-        """By kind of call, up to how many elements the kernel is used as well; without the kinds where it is not."""
+        """`Ends.until` by kind of call, without the kinds that have none."""
         return {kind: ends.until for kind, ends in self._by_kind() if ends.until}
 
     def _by_kind(self) -> Iterator[tuple[str, Ends]]:
@@ -90,26 +90,29 @@ class Gains:
 
 
 def by_dtype(values: Sequence[T]) -> dict[torch.dtype, T]:
-    """*values*, one for each of `DTYPES`. A call in any other dtype is never too small."""
+    """*values*, one for each of `DTYPES`, by dtype. A call in any other dtype is never too small."""
     return dict(zip(DTYPES, values, strict=True))
 
 
 EVERY_SIZE = Gains((Ends(),) * len(DTYPES), (Ends(),) * len(DTYPES))
 TIMED = Gains((Ends(1),) * len(DTYPES), (Ends(1),) * len(DTYPES))
-"""Of the replacements that are timed: they compare the size, as those in place do, and are none of them."""
+"""For replacements that are only timed: they compare sizes as installed ones do, but never call them too small.
+
+For these sizes, `replacement` makes a separate object and never returns an installed one.
+"""
 
 
 def gains_of(kernel: BaseKernel, adapter: Adapter, device_type: str, work: float) -> Gains:
-    """What *kernel* says, in elements of the main input.
+    """The sizes that *kernel* declares, in elements of the main input.
 
     Args:
-        kernel: Whose `gains_from` is asked.
-        adapter: What it computes.
-        device_type: Where.
-        work: As `Proposal.work`.
+        kernel: The kernel whose `gains_from` and `gains_until` are asked.
+        adapter: The variant that the kernel computes.
+        device_type: Where the kernel runs.
+        work: As in `Proposal.work`.
 
     Raises:
-        TypeError: If it answers with something else than a number from 0 on.
+        TypeError: If the kernel answers with anything but an integer of 0 or more.
     """
 
     def ends(use: Use) -> Ends:

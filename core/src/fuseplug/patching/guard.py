@@ -1,4 +1,4 @@
-"""The guard of a call: what is compared before a kernel computes it, each with the reason if it differs."""
+"""The comparisons that a call must pass before a kernel computes it, each with the reason to report if it fails."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from .lookups import Route, at, equal_to, every, is_absent, looked_up, same_as
 from .scoping import entered
 
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)
-"""Types that kernels were run on. What is derived from them (a FakeTensor, a DTensor) brings operations of its own."""
+"""The tensor types that kernels were run on. Their subclasses (FakeTensor, DTensor) bring operations of their own."""
 
 is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
-OUTSIDE = "it is called outside the calls for which the kernel was made"
+OUTSIDE = "the call is outside the kernel's scope"
 _SEE_RESULTS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _STORES = ("_modules", "_parameters", "_buffers")
 _GONE = (AttributeError, LookupError, TypeError)
 
 Test = Callable[[Sequence[Any]], Any]
-"""``test(args)``, the module first: whether a call is as it was verified."""
+"""``test(args)``, with the module first: whether a call is like the verified ones."""
 
 
 class _Term(NamedTuple):
-    """One comparison, and what is said where it fails, or what makes that of the arguments."""
+    """One comparison, and the reason to report if it fails, or a function that makes the reason from the arguments."""
 
     test: Test
     meaning: str | Callable[[Sequence[Any]], str]
 
     def why_not(self, args: Sequence[Any]) -> str:
-        """What is said of a call with *args*; ``""`` if the comparison holds."""
+        """The reason why the comparison fails for *args*; ``""`` if it holds."""
         try:
             if self.test(args):
                 return ""
@@ -55,22 +55,22 @@ class _Term(NamedTuple):
 
 
 class Guard:
-    """The comparisons of one way of calling.
+    """The comparisons for one way of calling.
 
     Args:
-        call: How it is called.
-        original: What is called where one of them fails.
-        target: Where that is found.
-        device_type: Where the main input must be.
-        accepts: Everything else that is compared.
+        call: The way of calling.
+        original: The function that is called if a comparison fails.
+        target: Where the original is found.
+        device_type: The type of device on which the main input must be.
+        accepts: Everything else that the guard compares.
     """
 
     def __init__(
         self, call: Call, original: Callable[..., Any], target: Target, device_type: str, accepts: Accepts
     ) -> None:
         main, watch = accepts.main, accepts.watch
-        # What asks nothing of the module is compared before anything is looked up there, the size first of all.
-        first = [*_process(accepts), _Term(_is_plain(main), "the main input is no plain tensor")]
+        # Comparisons that look nothing up in the module come first, and the size as early as it can be read.
+        first = [*_process(accepts), _Term(_is_plain(main), "the main input is not a plain tensor")]
         large = [*_size(main, accepts.gains)]
         self._of_module = [*_still(original, target, accepts), *_module(watch)]
         rest = [
@@ -85,14 +85,14 @@ class Guard:
         self.holds = _all_hold(first, large, rest)
 
     def why_not(self, args: Sequence[Any]) -> str:
-        """The reason of the first comparison that fails; ``""`` if none fails."""
+        """The reason that the first failing comparison gives; ``""`` if none fails."""
         return next((why for term in self._terms if (why := term.why_not(args))), "")
 
     def why_never(self, module: Any) -> str:
-        """The reason of the first comparison that fails for *module* in every call; ``""`` if none does."""
+        """The reason that the first comparison gives that fails for *module* in every call; ``""`` if none does."""
         try:
             return next((why for term in self._of_module if (why := term.why_not([module]))), "")
-        except Exception as error:  # noqa: BLE001 - what a third party's module says of itself may raise anything
+        except Exception as error:  # noqa: BLE001 - reading a third party's module may raise anything
             return f"it cannot be compared with what it was: {said_by(error)}"
 
 
@@ -100,7 +100,7 @@ def _all_hold(*groups: Sequence[_Term]) -> Callable[[Sequence[Any]], bool | None
     first, large, rest = (tuple(term.test for term in terms) for terms in groups)
 
     def holds(args: Sequence[Any]) -> bool | None:
-        """Whether all comparisons hold; ``None`` if the call is too small. Whether it is compiled is not asked."""
+        """Whether all comparisons hold; ``None`` if the call is too small. Compilation is not tested here."""
         try:
             for test in first:
                 if not test(args):
@@ -119,7 +119,7 @@ def _all_hold(*groups: Sequence[_Term]) -> Callable[[Sequence[Any]], bool | None
 
 
 def _is_plain(number: int) -> Test:
-    # Nearly every tensor is of the first type, and that question costs a microsecond less than the other.
+    # Nearly every tensor is a plain Tensor, and the first test takes a microsecond less than the second.
     return lambda args: type(args[number]) is Tensor or type(args[number]) in PLAIN
 
 
@@ -148,7 +148,7 @@ def _size(main: int, gains: Gains) -> Iterator[_Term]:
 
 
 def _main_input(main: int, watch: Watch, device_type: str) -> Iterator[_Term]:
-    # These properties say in a twentieth of a microsecond what the type of the device says in half of one.
+    # Reading these properties takes a twentieth of a microsecond, reading the type of the device half a microsecond.
     on: dict[str, Test] = {"cpu": lambda args: args[main].is_cpu, "cuda": lambda args: args[main].is_cuda}
     elsewhere: Test = lambda args: args[main].device.type == device_type  # noqa: E731
     yield _Term(on.get(device_type, elsewhere), f"the main input is not on {device_type}")
@@ -162,10 +162,10 @@ def _arguments(call: Call, main: int) -> Iterator[_Term]:
     for number, (kinds, ranks) in enumerate(zip(call.kinds, call.ranks, strict=True)):
         which = f"argument {number}" if number < call.count else call.names[number - call.count]
         if kinds and number != main:
-            yield _Term(_is_of(number, kinds), f"{which} is something that was not tried")
+            yield _Term(_is_of(number, kinds), f"{which} is of a kind that was not tried")
         if ranks:
             sizes = " or ".join(map(str, sorted(ranks)))
-            why = f"argument {number} has not {sizes} dimensions, with which it was tried"
+            why = f"argument {number} was tried with {sizes} dimensions only"
             yield _Term(_has_one_of(number, ranks, {Tensor} >= kinds), why)
 
 
@@ -203,7 +203,7 @@ def _dtype(where: int | str) -> Callable[[Sequence[Any]], Any]:
         return lambda args: getattr(args[where], "dtype", None)
 
     def dtype(args: Sequence[Any]) -> Any:
-        """The tensor's. FSDP and replicas hold as an attribute what was a parameter."""
+        """The dtype of the module's tensor. FSDP and replicas hold parameters as plain attributes."""
         tensor = args[0].__dict__["_parameters"].get(where)
         return getattr(getattr(args[0], where) if tensor is None else tensor, "dtype", None)
 
@@ -216,7 +216,7 @@ def _came_in(
     came: Callable[[Sequence[Any]], tuple[Any, ...]],
     args: Sequence[Any],
 ) -> str:
-    """Which dtypes a call came with, beside those of the checked mix that is nearest."""
+    """The reason that names the dtypes of a call, next to those of the nearest mix that was checked."""
     parameters, dtypes = [*inspect.signature(original).parameters], came(args)
     nearest = max(accepts.dtypes, key=lambda row: sum(map(operator.is_, row, dtypes)))
     names = [parameters[where] if isinstance(where, int) else where for where in accepts.typed]
@@ -232,7 +232,7 @@ def _came_in(
 
 
 def original_now(original: Callable[..., Any], target: Target, accepts: Accepts) -> Test:
-    """What finds the original of a call where it is looked up: somebody may have put another there."""
+    """A function that looks up the original for a call, because somebody may have put another function in its place."""
     method = target.method
     if target.function is None:
         return lambda args: getattr(type(args[0]), method)
@@ -245,7 +245,7 @@ def original_now(original: Callable[..., Any], target: Target, accepts: Accepts)
 def _still(original: Callable[..., Any], target: Target, accepts: Accepts) -> Iterator[_Term]:
     if target.function is None or accepts.space is not None:
         method, same, now = target.method, same_as(original), original_now(original, target, accepts)
-        of_class: Test = lambda args: same(getattr(type(args[0]), method))  # noqa: E731 - one function fewer
+        of_class: Test = lambda args: same(getattr(type(args[0]), method))  # noqa: E731 - spares the call of now()
         test: Test = of_class if target.function is None else lambda args: same(now(args))
         yield _Term(test, f"{target} is no longer the one that was replaced")
 
@@ -256,7 +256,7 @@ def _module(watch: Watch) -> Iterator[_Term]:
         if term.kind == "bare":
             *above, (name, _) = route
             if name != "*":
-                # What the instance itself holds under the child's name comes before the child.
+                # An attribute of the instance itself shadows a child of the same name.
                 why = f"there is something else in the place of {name}"
                 yield _Term(_each(tuple(above), functools.partial(_holds_no, name)), why)
             yield _Term(_each(route, _is_bare(value.value)), _hooked(meaning, route))
@@ -272,7 +272,7 @@ def _module(watch: Watch) -> Iterator[_Term]:
 
 
 def _each(route: Route, test: Callable[[Any], Any]) -> Test:
-    """*test* of what is at *route* below the module; of every item, where that leads through a list."""
+    """*test* of what is at *route* below the module, or of every item if the route leads through a list."""
     if any(step.name == "*" for step in route):
         return lambda args: all(test(item) for item in every(args[0], route))
     return lambda args: test(at(args[0], route))
@@ -315,7 +315,7 @@ def _has_method(name: str, function: Any) -> Callable[[Any], bool]:
 
 
 def _hooked(meaning: str, route: Route) -> Callable[[Sequence[Any]], str]:
-    """*meaning*, and whose hooks or forward there are instead."""
+    """A function that returns *meaning* with the origin of the hooks or the forward that are at *route* instead."""
 
     def with_whose(args: Sequence[Any]) -> str:
         whose, forward = hooked_by(args[0], route), replaced_by(args[0], route)

@@ -1,4 +1,4 @@
-"""Whether the kernels of a model are reached: said once, after ten calls or to whoever asks after each step."""
+"""Finds out whether calls reach the kernels of a model, and says so once: after ten calls, or when asked each step."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _REMEDIES = {
     "there are hooks": "apply_all, called again, leaves alone what cannot be fused below hooks",
     "no longer as it was": "the kernel runs again once it is; apply_all, called again, judges what is there now",
 }
-"""What to do, by how a reason begins."""
+"""The remedy for a reason, by how the reason begins."""
 
 _REPLACED = "is no longer the one that was replaced"
 
 
 @dataclass(frozen=True)
 class NotInUse:
-    """A fused target whose kernel computed nothing.
+    """A fused target whose kernel does nothing.
 
     Attributes:
-        paths: Where its module is.
-        target: What was replaced there.
-        kernel_id: By which kernel.
+        paths: Where the target's module is.
+        target: What was replaced in that module.
+        kernel_id: The kernel of the replacement.
         why: What happened instead.
-        too_small: Whether that is as it should be, because no call was large enough to gain.
+        too_small: Whether this is expected, because every call was too small to gain.
     """
 
     paths: tuple[str, ...]
@@ -56,14 +56,15 @@ class NotInUse:
 
 
 class InUse:
-    """Watches the counts of a model from when it is made, and warns once of kernels that do nothing.
+    """Watches the call counts of a model, starting now, and warns once of kernels that do nothing.
 
-    It costs a call of a kernel one comparison. Of the calls that originals compute a few are asked for their reason.
+    Watching adds one comparison to each call of a kernel. It finds the reason for a few of the calls that originals
+    compute.
 
     Args:
-        patches: What is fused.
-        model: Gives the model that has them; ``None`` once it is gone.
-        anew: Whether calls before now do not count.
+        patches: The replacements in the model.
+        model: Returns the model; ``None`` once the model is gone.
+        anew: Whether to leave out calls from before now.
     """
 
     def __init__(self, patches: Sequence[Patch], model: Callable[[], nn.Module | None], *, anew: bool = True) -> None:
@@ -76,13 +77,13 @@ class InUse:
         self.watch()
 
     def watch(self) -> None:
-        """Be told of the calls from now on, in the place of whoever is told of them."""
+        """Watch the calls from now on, in place of any other watcher, unless the warning was given."""
         if not self._warned:
             for target, _ in self._targets:
                 target.counter.watched_by(self)
 
     def look(self, after: int) -> list[NotInUse]:
-        """Note that a step is over. Once *after* are, judge, and log what was found; from then on return the same."""
+        """Note the end of a step. After *after* steps, judge once, log the findings, and return them from then on."""
         if self._findings is None:
             self._looks += 1
             if self._looks < after:
@@ -92,7 +93,7 @@ class InUse:
         return self._findings
 
     def enough(self, pace: Count) -> None:
-        """Judge what is certain by now: *pace* had `ENOUGH` calls by its kernel, or that many refused in a row."""
+        """Judge what is certain by now. *pace* has had `ENOUGH` calls by its kernel, or as many refused in a row."""
         try:
             passed_by, undecided = self._passed_by()
             findings = [*passed_by, *self._refused(), *self._made_real(ENOUGH - 1, 1)]
@@ -106,11 +107,11 @@ class InUse:
             self._say(findings)
 
     def _say(self, findings: Sequence[NotInUse]) -> None:
-        """One warning of all that is wrong, and one line of what is merely too small."""
+        """Log one warning of all that is wrong, and one line about targets whose calls were merely too small."""
         small = [finding for finding in findings if finding.too_small]
         count = len(self._patches)
         if small and rank() == 0:
-            _logger.info("%d of %d fused targets had no call that is large enough to gain", len(small), count)
+            _logger.info("%d of %d fused targets had no call large enough to gain", len(small), count)
         wrong = [finding for finding in findings if not finding.too_small]
         with _saying:
             if not wrong or self._warned:
@@ -123,7 +124,7 @@ class InUse:
             _logger.warning("%d of %d fused targets are not in use:\n%s", len(wrong), count, lines)
 
     def _calls(self) -> list[tuple[Counted, Calls]]:
-        """The calls of what is in place, since this was made."""
+        """The targets that are in place, each with the calls that count (see *anew*)."""
         in_place = [(target, before) for target, before in self._targets if target.patch.in_place()]
         return [(target, target.calls(before, target.counter.reasons)) for target, before in in_place]
 
@@ -149,28 +150,32 @@ class InUse:
                 yield _not_in_use(target.patch, why)
 
     def _refused(self) -> Iterator[NotInUse]:
-        """The targets whose last calls were all refused. This is asked in such a call, which others may have ahead."""
+        """The targets whose last calls were all refused.
+
+        This runs during the last of these calls of one target. Other targets may have theirs still ahead, so one call
+        fewer is enough.
+        """
         for target, of in self._calls():
             if target.counter.refused >= ENOUGH - 1 and target.counter.fused == target.counter.before:
                 yield _not_in_use(target.patch, _by_the_original(f"its last {ENOUGH} calls", of.reasons))
 
     def _made_real(self, least: int, pending: int) -> Iterator[NotInUse]:
-        """The targets with *least* lazy results or more, all of which, but for *pending*, were computed after all."""
+        """The targets with at least *least* lazy results, of which all but *pending* were computed after all."""
         for target, of in self._calls():
             if of.fused >= least and sum(of.made_real.values()) >= max(1, of.fused - pending):
                 why = f"its {of.fused} lazy results were computed after all, for {', '.join(of.made_real)}"
                 yield _not_in_use(target.patch, why)
 
     def _passed_by(self) -> tuple[list[NotInUse], bool]:
-        """The targets that were never called, though what is beside them was; and whether that is too early to say.
+        """The targets that were never called, though targets beside them were; and whether it is too early to say.
 
-        What is beside them may be called several times in one call of the model: the least called counts.
+        One call of the model may call a target several times, so the least called of those beside it counts.
         """
         often = [_number(target.calls(before)) for target, before in self._targets]
         findings, undecided = [], False
         for (target, _), number in zip(self._targets, often, strict=True):
             above, _, name = target.patch.path.rpartition(".")
-            # One of a list may be left out: an expert, a layer. A function may be: a layer without positions.
+            # A model may skip an item of a list (an expert, a layer) or a function (in a layer without positions).
             spared = name.isdecimal() or target.patch.target.function is not None or target.traced
             if number or (spared and target.patch.in_place()):
                 continue
@@ -179,12 +184,12 @@ class InUse:
             if beside and min(beside) < ENOUGH - 1:
                 undecided = True
             elif beside:
-                why = f"it was not called, though what is beside it was, {ENOUGH} times{self._past(target.patch)}"
+                why = f"it was not called, though targets beside it were, {ENOUGH} times{self._past(target.patch)}"
                 findings.append(_not_in_use(target.patch, why if target.patch.in_place() else _how_lost(target.patch)))
         return findings, undecided
 
     def _past(self, patch: Patch) -> str:
-        """Whose forward of what has the module of *patch* computes past it, or may."""
+        """For a message: the forward above the module of *patch* that computes past it, or may; ``""`` if none does."""
         module, names = self._model(), patch.path.split(".")
         for depth, name in enumerate(names):
             if module is None:
@@ -232,7 +237,7 @@ def _remedy(reason: str) -> str:
 
 
 def _lines(findings: Sequence[NotInUse]) -> list[str]:
-    """A line for all that differ only in the number of their layer."""
+    """The lines of a warning, one for all *findings* that differ only in the number of their layer."""
     alike: dict[tuple[str, str, str], int] = {}
     for finding in findings:
         where = re.sub(r"\b\d+\b", "*", f"{finding.paths[0] or 'the model'}.{finding.target}")

@@ -24,9 +24,9 @@ class Patch:
 
     Attributes:
         path: Where the module is.
-        target: What of it is replaced, or gone around.
-        kernel_id: By which kernel.
-        variant: In which variant.
+        target: What is replaced in the module, or the method that a scope goes around.
+        kernel_id: The kernel of the replacement.
+        variant: The variant that the kernel computes.
         function: The replacement itself.
         module_ref: A weak reference to the module, so that a patch does not keep the model alive.
     """
@@ -56,12 +56,12 @@ class Change:
 
 
 def put_on(patches: Iterable[Patch]) -> list[Change]:
-    """Apply *patches*. Those that are already in place change nothing.
+    """Apply *patches*. Patches that are already in place change nothing.
 
     Raises:
-        PatchError: If one cannot be put on. All that were put on before have been taken off again.
+        PatchError: If a patch cannot be put on. All patches put on before it have been taken off again.
     """
-    # By id: modules with an __eq__ of their own are not the same for being equal.
+    # By id, because different modules may be equal if they have an __eq__ of their own.
     wanted: dict[tuple[int, str], tuple[nn.Module, dict[Target, Patch]]] = {}
     for patch in patches:
         if (module := patch.module_ref()) is not None:
@@ -81,14 +81,14 @@ def put_on(patches: Iterable[Patch]) -> list[Change]:
 
 
 def patches_on(module: nn.Module, path: str) -> list[Patch]:
-    """The replacements that *module*, at *path*, carries now, whoever put them on: it may be a copy."""
+    """The replacements on *module* at *path* now, whether they were put on it or copied with it."""
     methods = dict.fromkeys(target.method for target in our_marks(module))
     parts = [(mark_of(part), part) for method in methods for part in our_replacements(module, method).values()]
     return [Patch(path, m.target, m.kernel_id, m.variant, part, weakref.ref(module)) for m, part in parts]
 
 
 def take_off(changes: Sequence[Change]) -> list[Change]:
-    """Undo *changes*, newest first, but nothing later; return those that somebody else has replaced since."""
+    """Undo *changes*, newest first, and keep later ones; return the changes that somebody else has replaced since."""
     left: list[Change] = []
     for change in reversed(changes):
         module = change.module_ref()
@@ -121,7 +121,7 @@ def _take_out(module: nn.Module, change: Change) -> bool:
 
 
 def strip(module: nn.Module, path: str) -> list[Change]:
-    """Take all our replacements off *module* itself; return those that could not be taken off."""
+    """Take all our replacements off *module* itself; return the changes that could not be undone."""
     left = []
     for method in {target.method for target in our_marks(module)}:
         after = function_of(module, method)

@@ -1,4 +1,4 @@
-"""Finds again what a guard compares: below a module, by way of no ``__getattr__``, or by its name elsewhere."""
+"""Looks up what a guard compares: below a module, without ``__getattr__``, or by name in a namespace or cell."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 Route = Sequence[Any]
-"""As in `Watch`: steps with a name and the store where that is."""
+"""As in `Watch`: steps, each a name and the store that holds it."""
 
 _CONTENTS = (lambda contents: lambda: contents)(None).__code__
-"""Gives what is in the one cell that it closes over."""
+"""The code of a function that returns the contents of the one cell it closes over."""
 
 
 def at(owner: Any, route: Route) -> Any:
@@ -23,7 +23,7 @@ def at(owner: Any, route: Route) -> Any:
         AttributeError, LookupError: If nothing is there.
     """
     for name, store in route:
-        # Dynamo breaks the graph at object.__getattribute__, and traces what the original says: a plain attribute.
+        # Dynamo breaks the graph at object.__getattribute__, but traces a plain attribute access, as in the original.
         if store == "plain" or (store == "object" and torch.compiler.is_compiling()):
             owner = getattr(owner, name)
         elif store == "object":
@@ -34,10 +34,10 @@ def at(owner: Any, route: Route) -> Any:
 
 
 def every(owner: Any, route: Route) -> list[Any]:
-    """All that is at *route*, which may lead through lists of modules.
+    """Everything at *route*, which may lead through lists of modules.
 
     Raises:
-        AttributeError, LookupError: If nothing is there, or a list does not have as many items as it had.
+        AttributeError, LookupError: If nothing is there, or the length of a list has changed.
     """
     for number, (name, count) in enumerate(route):
         if name == "*":
@@ -49,21 +49,21 @@ def every(owner: Any, route: Route) -> list[Any]:
 
 
 def looked_up(space: Any, name: Any) -> Callable[[], Any]:
-    """What looks up *name* in *space*, a cell or a mapping, and raises as that does if it is not there."""
+    """A function that looks up *name* in *space*, a cell or a mapping, and raises if *name* is missing."""
     if isinstance(space, types.CellType):
-        # Not space.cell_contents: Dynamo takes a cell that is an object for something else than one of a closure, and
-        # raises where a function that it inlines closes over the same.
+        # Not space.cell_contents: Dynamo does not recognise a cell object as a cell of a closure, and raises if a
+        # function that it inlines closes over the same cell.
         return types.FunctionType(_CONTENTS, globals(), closure=(space,))
     if (module := _module_of(space, name)) is not None:
         return lambda: getattr(module, name)
     if isinstance(space, dict) and type(space) is not dict:
-        # A registry of a model's own may make something new of what it holds.
+        # The __getitem__ of a model's own registry may make a new object from the entry.
         return lambda: dict.__getitem__(space, name)
     return lambda: space[name]
 
 
 def is_absent(space: Any, name: Any) -> Callable[[Sequence[Any]], bool]:
-    """What says whether *space* has no *name*, whatever it is called with."""
+    """A function that tells whether *space* lacks *name*. It ignores its argument."""
     if (module := _module_of(space, name)) is not None:
         return lambda _: not hasattr(module, name)
     if isinstance(space, dict) and type(space) is not dict:
@@ -72,7 +72,7 @@ def is_absent(space: Any, name: Any) -> Callable[[Sequence[Any]], bool]:
 
 
 def equal_to(value: Any) -> Callable[[Any], Any]:
-    """What compares with *value*, of a `Watch`, as it is to be compared: scalars and containers by value."""
+    """A function that compares with *value* of a `Watch`: scalars and containers by value, all else by identity."""
     expected = value.value
     if not value.by_value:
         return same_as(expected)
@@ -82,11 +82,11 @@ def equal_to(value: Any) -> Callable[[Any], Any]:
 
 
 def same_as(expected: Any) -> Callable[[Any], bool]:
-    """What tells *expected* from any other object; of a function also its code and defaults."""
+    """A function that tells *expected* from any other object. Of a function, the code and defaults count, too."""
     if not isinstance(expected, types.FunctionType):
         return lambda current: current is expected
     code, defaults, named = expected.__code__, expected.__defaults__, expected.__kwdefaults__
-    # Reloading a module replaces these in the function that was there. Dynamo takes no tuple for the same as another.
+    # Reloading a module replaces these within the same function. To Dynamo, no tuple is identical to another.
     return lambda current: (
         current is expected
         and expected.__code__ is code
@@ -95,10 +95,10 @@ def same_as(expected: Any) -> Callable[[Any], bool]:
 
 
 def _module_of(space: Any, name: Any) -> types.ModuleType | None:
-    """The Python module whose names *space* holds, if *name* can be read as an attribute of it.
+    """The Python module whose names *space* holds, if *name* can be read as an attribute of the module.
 
-    ``torch.compile`` reads an attribute alone, and of a dictionary every name. While it does so, the garbage collector
-    may remove what it wrote there for an earlier program, and then it raises.
+    ``torch.compile`` reads a single attribute of a module, but every name of a dictionary. Meanwhile, the garbage
+    collector may remove names that ``torch.compile`` wrote there for an earlier program, and then it raises.
     """
     if type(space) is not dict or "__getattr__" in space or not (isinstance(name, str) and name.isidentifier()):
         return None

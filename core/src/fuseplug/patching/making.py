@@ -45,11 +45,11 @@ def patch_of(
         semantics: What the target was found to compute.
         ran: What the kernel was found to compute on its device.
         subject: What is replaced.
-        gradients: Whether it computes calls with gradients.
-        traced: Whether it computes calls that are traced.
-        gains: From which size on it computes calls.
-        scope: The calls during which it replaces the target; ``None``: always.
-        lazy: Whether its results may be lazy.
+        gradients: Whether the kernel computes calls with gradients.
+        traced: Whether the kernel computes calls that are traced.
+        gains: The sizes of the calls that the kernel computes.
+        scope: The calls during which the target is replaced; ``None``: always.
+        lazy: Whether the kernel's results may be lazy.
 
     Returns:
         The patch; or a rejection, if the adapter raises or the replacement could never run the kernel.
@@ -80,13 +80,13 @@ def patch_of(
 
 
 def patch_around(module: nn.Module, path: str, mark: Mark, scope: Scope) -> Patch | Rejection:
-    """Make what goes around the method of *scope*, without putting it in place.
+    """Make the `Around` for the method of *scope*, without putting it in place.
 
     Args:
         module: The site.
-        path: Where it is in its model.
-        mark: Which kernel the scope is of; its target is replaced by that of the scope.
-        scope: The calls that are entered.
+        path: Where the site is in its model.
+        mark: Identifies the kernel of the scope. The target of the scope replaces that of the mark.
+        scope: The calls during which the targets of the kernel are replaced.
 
     Returns:
         The patch; or a rejection, if nothing can be put around the method.

@@ -1,4 +1,4 @@
-"""What a replacement says of itself."""
+"""The mark of a replacement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..contract import Target
 
 @dataclass(frozen=True)
 class Mark:
-    """Identifies a replacement as ours, so that it is recognised everywhere, also in copies of models."""
+    """Identifies a replacement as ours, so that it is recognised everywhere, including in copies of models."""
 
     kernel_id: str
     variant: str

@@ -25,9 +25,9 @@ class Binding:
         self._takes_further = any(p.kind is p.VAR_KEYWORD for p in parameters)
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """The arguments by name, and those that are no parameters.
+        """The arguments by name, and further keyword arguments, for which there are no parameters.
 
-        ``None`` if Python would refuse the call, or if it has more arguments by position than parameters have names.
+        ``None`` if Python would refuse the call, or if more arguments come by position than there are named parameters.
         """
         if len(args) > len(self.positional):
             return None

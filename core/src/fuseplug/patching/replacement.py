@@ -23,7 +23,7 @@ from .placing import Placing
 from .scoping import Around, entered, put_around
 from .tally import Count, Tally, listeners, running, tell
 
-# By identity, not as attributes: functools.wraps copies those onto what somebody else puts around ours.
+# Keyed by function, not stored as attributes: functools.wraps copies attributes onto a wrapper around our function.
 _replacements: weakref.WeakKeyDictionary[Callable[..., Any], Replacement] = weakref.WeakKeyDictionary()
 _composed: weakref.WeakKeyDictionary[Callable[..., Any], dict[Target, Callable[..., Any]]] = weakref.WeakKeyDictionary()
 _in_use: weakref.WeakValueDictionary[Any, Callable[..., Any]] = weakref.WeakValueDictionary()
@@ -35,13 +35,13 @@ DECLINED = "the kernel's adapter leaves it to the original"
 
 
 class Replacement:
-    """Everything that belongs to one replacement.
+    """The state of one replacement: mark, guards, and call counts.
 
     Attributes:
-        mark: Identifies it as ours.
+        mark: Identifies the replacement as ours.
         guards: The comparisons for each way of calling.
-        watch: What is compared beside the call itself.
-        tally: How often it was called, and with what outcome.
+        watch: What the guards compare besides the call itself.
+        tally: How often the replacement was called, and with what outcome.
     """
 
     def __init__(self, original: Callable[..., Any], mark: Mark, accepts: Accepts) -> None:
@@ -66,14 +66,14 @@ class Replacement:
     def note_original(
         self, count: Count, holds: bool | None, refusal: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """Tell of a call that the original computed: those who listen, and *count*, if somebody watches it.
+        """Report a call that the original computed to the listeners, and to *count* if it is watched.
 
         Args:
             count: Where the call is counted.
-            holds: What the guard said of it: as `Holds`.
+            holds: The answer of `Guard.holds` for the call.
             refusal: What the kernel raised, or ``""``.
-            args: The call's.
-            kwargs: The call's.
+            args: The positional arguments of the call.
+            kwargs: The keyword arguments of the call.
         """
         why = functools.partial(self.why_original, args, kwargs, refusal)
         if listeners:
@@ -86,13 +86,13 @@ class Replacement:
         elif scope is not None and scope not in entered():
             count.reasons.setdefault(OUTSIDE)
         elif holds is not None and not is_tracing():
-            # In a way that was not tried it is not known which is the main input.
+            # For an untried way of calling, the main input is unknown.
             tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
             if not gains or any(map(gains.reaches, tensors)):
                 count.refuse(why)
 
     def main_input(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """The main input of a call; ``None`` if `why_not` has something against the call."""
+        """The main input of a call; ``None`` if `why_not` gives a reason against the call."""
         placed = None if self.why_not(args, kwargs) else self.place(args, kwargs)
         return None if placed is None else placed.values[self._accepts.main]
 
@@ -106,7 +106,7 @@ def replacement(
 ) -> Callable[..., Any]:
     """The function to put in the place of *original*; the same object for the same arguments, as long as it is in use.
 
-    ``torch.compile`` compiles a shared function once. It compiles equal functions once each.
+    ``torch.compile`` compiles a shared function once, but separate equal functions once each.
     """
     key = (original, adapter, compute, mark, accepts)
     with _making:
@@ -123,7 +123,7 @@ def replacement(
 
 
 def compose(method: types.FunctionType, parts: Mapping[Target, Callable[..., Any]]) -> types.FunctionType:
-    """What goes into the slot of *method*: its replacement, or its copy with functions replaced; and what is around."""
+    """The function to bind as *method*: its replacement, or its copy with functions replaced; inside any scopes."""
     arounds = [part for part in parts.values() if isinstance(part, Around)]
     within = {target: part for target, part in parts.items() if not isinstance(part, Around)}
     inner = _composed_within(method, within) if within else method
@@ -140,7 +140,7 @@ def _composed_within(method: types.FunctionType, parts: Mapping[Target, Callable
             part.__name__ = target.method
             return cast("types.FunctionType", part)
     copy = rebound(method, {str(target.function): part for target, part in parts.items()})
-    # A pickle finds a bound method by this name, and some decorators leave another.
+    # Pickle finds a bound method by this name, and some decorators leave a different one.
     copy.__name__ = next(iter(parts)).method
     attributed = _counted_by_module(copy)
     _composed[attributed] = dict(parts)
@@ -148,7 +148,10 @@ def _composed_within(method: types.FunctionType, parts: Mapping[Target, Callable
 
 
 def _counted_by_module(method: types.FunctionType) -> types.FunctionType:
-    """*method*, during whose calls `running` has its module; the same for the same, so that it is compiled once."""
+    """*method*, wrapped so that `running` holds its module during each call.
+
+    Returns the same object for the same method, so that torch.compile compiles it once.
+    """
     compiling = torch.compiler.is_dynamo_compiling
 
     @functools.wraps(method)
@@ -174,12 +177,12 @@ def replacements_in(function: Any) -> dict[Target, Callable[..., Any]]:
 
 
 def replacement_of(part: Callable[..., Any]) -> Replacement:
-    """Everything that belongs to the replacement *part*."""
+    """The state of the replacement *part*."""
     return _replacements[part]
 
 
 def mark_of(part: Callable[..., Any]) -> Mark:
-    """The mark of a replacement, or of what goes around a method."""
+    """The mark of *part*, a replacement or an `Around`."""
     return part.mark if isinstance(part, Around) else _replacements[part].mark
 
 
@@ -195,7 +198,7 @@ def _guarded(
     uncompiled, count_original, note_tracing = accepts.uncompiled, tally.original, _noting_traces(tally)
 
     def replaced(*args: Any, **kwargs: Any) -> Any:
-        # For the compiler this is a constant: where the original is to be traced, nothing of the guard is.
+        # A constant for the compiler. If the original is to be traced, nothing of the guard is traced.
         traced = compiling() and note_tracing()
         test = None if kwargs else as_tried.get(len(args))
         positional: Sequence[Any] | None = None
@@ -218,7 +221,7 @@ def _guarded(
             count = count_original(args[0] if bound else running.module)
             if count.watcher is not None or listeners:
                 about.note_original(count, holds, refusal, args, kwargs)
-        # The call as it was made: what the original wraps may look at its keywords.
+        # Passed on as the caller wrote it: a function that the original wraps may look at the keywords.
         return now(args)(*args, **kwargs)
 
     return functools.wraps(original)(_small_first(replaced, now, about, accepts, frozenset(as_tried)))
@@ -227,14 +230,14 @@ def _guarded(
 def _small_first(
     guarded: Callable[..., Any], now: Test, about: Replacement, accepts: Accepts, numbers: frozenset[int]
 ) -> Callable[..., Any]:
-    """*guarded*, behind the one comparison that sends the smallest calls to the original.
+    """*guarded*, behind one comparison that sends the smallest calls to the original.
 
-    While a model decodes, what Python needs for a call is no longer in the processor's caches, and each further
-    function that a call enters takes about a microsecond.
+    While a model decodes, the processor's caches no longer hold what Python needs for a call, and each further function
+    that a call enters takes about a microsecond.
     """
     main, smallest, counts = accepts.main, accepts.gains.smallest, about.tally.counts
     method, bound = about.mark.target.method, about.mark.target.function is None
-    # The cheapest question to which Dynamo knows the answer. What others trace with is no plain tensor.
+    # The cheapest test that Dynamo can answer. Other tracers pass tensors that are not plain.
     compiling = torch.compiler.is_dynamo_compiling
 
     def replaced(*args: Any, **kwargs: Any) -> Any:
@@ -257,21 +260,21 @@ def _small_first(
 def _computed(
     fused: Callable[..., Any], args: Sequence[Any] | None, kwargs: Mapping[str, Any], traced: bool
 ) -> tuple[Any, str]:
-    """The result of *fused*; or ``NotImplemented`` if there are no *args* for it, or, with its error, if it raises."""
+    """The result of *fused*; ``NotImplemented`` if *args* is ``None`` or, with the error, if it raises `ValueError`."""
     if args is None:
         return NotImplemented, ""
     if traced:
-        # After a break of the graph Dynamo goes on, but not inside a try.
+        # After a graph break Dynamo resumes, but not inside a try.
         return fused(*args, **kwargs), ""
     this_thread.declined = False  # a call of the function outside any model may have left it true
     try:
         return fused(*args, **kwargs), ""
-    except ValueError as error:  # a weight has another shape, for example: what the original makes of it is right
+    except ValueError as error:  # for example, a weight has another shape: then the original is right
         return NotImplemented, said_by(error)
 
 
 def _noting_traces(tally: Tally) -> Callable[[], bool]:
-    """What a traced call calls, once while it is traced; true."""
+    """A function for traced calls, which runs once during tracing, notes that, and returns ``True``."""
 
     @traced_away
     def note() -> bool:
@@ -282,7 +285,7 @@ def _noting_traces(tally: Tally) -> Callable[[], bool]:
 
 
 def _counting_uses(fused: Callable[..., Any], about: Replacement) -> Callable[..., Any]:
-    """*fused*, whose lazy results count what needs their values."""
+    """*fused*, with lazy results that count what needs their values."""
     bound = about.mark.target.function is None
 
     def counted(*args: Any, **kwargs: Any) -> Any:

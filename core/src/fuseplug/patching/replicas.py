@@ -1,4 +1,4 @@
-"""Replicas of ``nn.DataParallel`` copy a module's attributes; here their replaced methods are bound to the copy."""
+"""Binds the replaced methods of a module to its ``nn.DataParallel`` replicas, which copy the module's attributes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ NAME = "_replicate_for_data_parallel"
 
 
 def _replicate_for_data_parallel(module: nn.Module) -> nn.Module:
-    """Make a replica as the class does, and bind to it what the instance holds as its own methods.
+    """Make a replica as the class does, and bind to it the methods that the instance itself holds.
 
-    Otherwise a replica would run them on the module that it was made of, which is on another device.
+    Otherwise a replica would run these methods on the module it was made from, which is on another device.
     """
     replica: nn.Module = getattr(type(module), NAME)(module)
     for name, value in replica.__dict__.items():
@@ -24,7 +24,7 @@ def _replicate_for_data_parallel(module: nn.Module) -> nn.Module:
 
 
 def make_replicable(module: nn.Module) -> None:
-    """Make replicas of *module* call the replaced methods of the instance on themselves."""
+    """Make replicas of *module* run its replaced methods on themselves."""
     attributes_of(module).setdefault(NAME, types.MethodType(_replicate_for_data_parallel, module))
 
 

@@ -1,4 +1,4 @@
-"""The calls during which a replacement is in force: `Scope`, put around a method."""
+"""Puts a `Scope` around a method: the calls during which a replacement is in force."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .placing import Binding
 _entered: contextvars.ContextVar[frozenset[Hashable]] = contextvars.ContextVar("fuseplug_scopes", default=frozenset())
 
 entered: Callable[[], frozenset[Hashable]] = _entered.get
-"""The scopes in which this runs, by their keys. Each thread has its own."""
+"""Returns the keys of the scopes that the running code is in. Each thread has its own."""
 
 
 class Around:
-    """What goes around a method for one scope.
+    """One scope, as it goes around a method.
 
     Attributes:
-        mark: Whose it is.
-        scope: When it is entered.
-        key: What is in `entered` inside.
+        mark: Identifies the kernel of the scope.
+        scope: Says which calls enter the scope.
+        key: What `entered` contains inside the scope.
     """
 
     def __init__(self, mark: Mark, scope: Scope) -> None:
@@ -38,8 +38,8 @@ class Around:
     def __call__(
         self, scopes: frozenset[Hashable], module: nn.Module, arguments: Mapping[str, Any]
     ) -> frozenset[Hashable]:
-        """*scopes* with this one, if it holds for a call; without it, if not: the call may be inside another."""
-        # DataParallel makes replicas for one call; their parameters are no leaves.
+        """*scopes*, with this one if it holds for the call, else without it: the call may be inside another call."""
+        # DataParallel makes replicas for one call. Their parameters are not leaves.
         holds = not getattr(module, "_is_replica", False) and self._holds(module, arguments)
         if holds == (self.key in scopes):
             return scopes
@@ -48,26 +48,26 @@ class Around:
     def _holds(self, module: nn.Module, arguments: Mapping[str, Any]) -> bool:
         try:
             return bool(self.scope.holds(module, arguments))
-        except Exception:  # noqa: BLE001 - a third party's; the model's own call goes on
+        except Exception:  # noqa: BLE001 - third-party code raised; the model's own call goes on
             return False
 
 
 def key_of(kernel_id: str, scope: Scope) -> Hashable:
-    """What is in `entered` while *scope* is."""
+    """What `entered` contains inside *scope*."""
     return kernel_id, scope
 
 
 def put_around(
     method: types.FunctionType, original: types.FunctionType, name: str, arounds: Sequence[Around]
 ) -> types.FunctionType:
-    """Make *method*, with *arounds* entered during its calls.
+    """Make a function that enters *arounds* and calls *method*.
 
     Args:
-        method: What is called.
-        original: The class's own, with the signature of the calls. If *method* is the same, what the class has when it
-            is called is called.
-        name: Of the method.
-        arounds: At least one.
+        method: The function to call.
+        original: The class's own function, which has the signature of the calls. If *method* is this function, each
+            call goes to the function that the class has at that time.
+        name: The name of the method.
+        arounds: At least one scope.
     """
     bind = Binding(original)
 
@@ -76,7 +76,7 @@ def put_around(
         now = getattr(type(args[0]), name, original) if method is original else method
         if torch.compiler.is_compiling():
             return now(*args, **kwargs)
-        if (bound := bind(args, kwargs)) is None:  # The method says better what is wrong.
+        if (bound := bind(args, kwargs)) is None:  # The method's own error says better what is wrong.
             return now(*args, **kwargs)
         before = inside = _entered.get()
         for around in arounds:
@@ -89,6 +89,6 @@ def put_around(
         finally:
             _entered.reset(token)
 
-    # A pickle finds a bound method by this name, and some decorators leave another.
+    # Pickle finds a bound method by this name, and some decorators leave a different one.
     scoped.__name__ = name
     return cast("types.FunctionType", scoped)

@@ -17,27 +17,28 @@ from .wrappers import Held, reached
 
 
 def attributes_of(module: object) -> dict[str, Any]:
-    """The attributes of *module* itself, whatever its class would say of them."""
+    """The attributes of *module* itself, read without its class's ``__getattribute__``."""
     return object.__getattribute__(module, "__dict__")  # type: ignore[no-any-return]
 
 
 def class_method(module: nn.Module, method: str) -> types.FunctionType | None:
-    """The function that *module*'s class has under the name *method*, if it is a plain one."""
+    """The function under the name *method* in *module*'s class; ``None`` if that is not a plain function."""
     function = getattr(type(module), method, None)
     return function if isinstance(function, types.FunctionType) else None
 
 
 def function_of(module: nn.Module, method: str) -> types.FunctionType | None:
-    """The class's own function or our replacement, if the instance holds it for *method*, bound or below wrappers."""
+    """The class's own function or our replacement that the instance holds for *method*, bound or below wrappers."""
     end = _end(module, method)
     return None if end is None else _function(end.value)
 
 
 def is_original(module: nn.Module, method: str) -> bool:
-    """Whether a call of *method* runs the class's own, and another one can be put in its place.
+    """Whether a call of *method* runs the class's own function, and another function can be put in its place.
 
-    The instance may hold it bound, after a pickle's round trip or after hooks were removed; that is not a patch. A
-    wrapper may hold it bound. One that holds the plain function may serve many modules, and is not looked through.
+    The instance may hold the bound method after a round trip through pickle or after hooks were removed; that is not a
+    patch. A wrapper may hold the bound method, too. A wrapper that holds the plain function may serve many modules, so
+    it is not looked through.
     """
     if method not in module.__dict__:
         return True
@@ -51,22 +52,22 @@ def our_replacements(module: nn.Module, method: str) -> dict[Target, Callable[..
 
 
 def our_marks(module: nn.Module) -> dict[Target, Mark]:
-    """Our replacements on all methods of this instance, by target."""
+    """The marks of our replacements on all methods of this instance, by target."""
     methods = [name for name in attributes_of(module) if class_method(module, name) is not None]
     return {target: mark_of(part) for method in methods for target, part in our_replacements(module, method).items()}
 
 
 def wrapped_by(module: nn.Module, method: str) -> str:
-    """Who put a method of their own on this instance, around everything else; ``""`` if nobody did, or we."""
+    """For a message: the outermost *method* put on this instance; ``""`` if it is ours or the class's own."""
     value = module.__dict__.get(method)
     ours = value is None or replacements_in(_function(value)) or is_own(value, module, class_method(module, method))
     return "" if ours else describe(module, method)
 
 
 def computes_past(module: nn.Module, method: str, path: str) -> str:
-    """Who put a method on this instance that reads the weight of what is at *path* itself; ``""`` if nobody did.
+    """For a message: a method put on this instance that itself reads the weight at *path*; ``""`` if there is none.
 
-    As trainers do that compute a loss without the logits: then what is at *path* is not called.
+    Trainers that compute a loss without the logits put on a method like that. The module at *path* is then not called.
     """
     original, words = class_method(module, method), {path.rpartition(".")[2], "get_output_embeddings"}
 
@@ -85,8 +86,8 @@ def bind(module: nn.Module, method: str, function: types.FunctionType | None) ->
     """Put *function* in place of the class's own or of our replacement; ``None`` takes our replacement off.
 
     Returns:
-        Whether it was put there. It is not where a wrapper holds ours as a plain function, for copies of the model
-        share that wrapper.
+        Whether *function* was put there. It is not if a wrapper holds our replacement as a plain function, because
+        copies of the model share that wrapper.
     """
     now, after = function_of(module, method), function or class_method(module, method)
     if after is None or now is after:
@@ -96,7 +97,7 @@ def bind(module: nn.Module, method: str, function: types.FunctionType | None) ->
     for place in [*_ends(module, method), *_remembered(module)]:
         if place.put is None or not _is_bound(module, place.value) or place.value.__func__ is not now:
             continue
-        # What is only remembered was so before us, unless it is ours that is remembered.
+        # A wrapper that only remembers the class's own keeps it. One that remembers our replacement gets the new one.
         if place.called or replacements_in(now):
             place.put(bound)
     attributes.setdefault(method, bound)
@@ -106,7 +107,7 @@ def bind(module: nn.Module, method: str, function: types.FunctionType | None) ->
 
 
 def _end(module: nn.Module, method: str) -> Held | None:
-    """Where a call of *method* ends: rather in ours than in the class's own, if wrappers hold both."""
+    """Where a call of *method* ends. If wrappers hold both our replacement and the class's own, that is ours."""
 
     def rank(end: Held) -> tuple[bool, bool]:
         return not replacements_in(_function(end.value)), not _is_bound(module, end.value)
@@ -116,7 +117,7 @@ def _end(module: nn.Module, method: str) -> Held | None:
 
 
 def _ends(module: nn.Module, method: str) -> Iterator[Held]:
-    """Where *method* of the instance may end, and what its wrappers remember."""
+    """The places where a call of *method* may end, and those that its wrappers only remember."""
     original = class_method(module, method)
 
     def is_end(value: Any) -> bool:
@@ -130,7 +131,7 @@ def _ends(module: nn.Module, method: str) -> Iterator[Held]:
 
 
 def _remembered(module: nn.Module) -> list[Held]:
-    """Every method that the instance itself holds: some wrappers keep there what they were put around."""
+    """All attributes of the instance itself, because some wrappers keep the method that they wrap there."""
     state = module.__dict__
     return [Held(value, functools.partial(state.__setitem__, name), called=False) for name, value in state.items()]
 

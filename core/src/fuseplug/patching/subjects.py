@@ -19,8 +19,8 @@ def subject_of(module: nn.Module, alike: int, target: Target) -> Subject | Rejec
 
     Args:
         module: The module itself.
-        alike: Its signature, as `Subject.alike`.
-        target: A method of it, or a function that one of its methods calls.
+        alike: The module's signature, as in `Subject.alike`.
+        target: A method of the module, or a function that one of its methods calls.
     """
     method = own_method(module, target.method)
     if isinstance(method, Rejection):
@@ -33,14 +33,14 @@ def subject_of(module: nn.Module, alike: int, target: Target) -> Subject | Rejec
 
 
 def own_method(module: nn.Module, name: str) -> types.FunctionType | Rejection:
-    """The method *name* of the class of *module*; or why nothing can be put in its place, or around it."""
+    """The method *name* of the class of *module*; or why nothing can be put in its place or around it."""
     method = class_method(module, name)
     if method is None:
         return Rejection(f"{type(module).__name__}.{name} is not a plain method, so it cannot be replaced")
     if is_original(module, name) or our_replacements(module, name):
         return method
     return Rejection(
-        f"its {name} was replaced on this instance by {describe(module, name)}: apply before that is put on, or take "
-        "it off first",
+        f"its {name} was replaced on this instance by {describe(module, name)}: call apply_all before "
+        "that is put on, or take it off first",
         kind="foreign",
     )

@@ -14,34 +14,34 @@ from ..fallback import this_thread
 DECLINED = "the kernel's function leaves it to its reference"
 
 ENOUGH = 10
-"""After how many calls of a target it is judged whether its kernel is in use."""
+"""The number of calls of a target after which the watcher judges whether its kernel is in use."""
 
 _ASKED = (1, 3, ENOUGH - 1)
-"""Which of the refused calls are asked for their reason, which takes much longer than the call."""
+"""The refused calls in a row whose reason is found. Finding a reason takes much longer than the call."""
 
 
 class Watcher(Protocol):
-    """What wants to know when there were `ENOUGH` calls of a target."""
+    """Is told when a target has had `ENOUGH` calls."""
 
     def enough(self, pace: Count) -> None:
-        """There were, of what *pace* counts."""
+        """Take note that the target of *pace* has had `ENOUGH` calls."""
 
 
 @dataclass(slots=True)
 class Count:
-    """Calls of one target of one module.
+    """The calls of one target of one module.
 
     Attributes:
-        fused: Those that the kernel computed.
-        original: Those that the original did, or PyTorch, where the kernel's function declined.
-        made_real: Of those that the kernel computed, by what needed the values of a lazy result, how many.
-        reasons: While somebody watches: why the original computed some of the last that it did. Calls that were too
-            small have none.
-        refused: While somebody watches: how many calls in a row the kernel should have computed and was not let.
-        before: How many calls the kernel had computed when the first of these came.
-        until: At how many calls of the kernel the watcher is told; 0 for never.
-        watcher: Who watches; a weak reference.
-        alive: The module; a weak reference that makes room for another with its id.
+        fused: How many calls the kernel computed.
+        original: How many calls the original computed, or PyTorch, if the kernel's function declined.
+        made_real: How many of the kernel's lazy results were computed after all, by what needed their values.
+        reasons: While there is a watcher: why the original computed some of the latest calls. Calls that were too small
+            have no reason.
+        refused: While there is a watcher: how many calls in a row the kernel should have computed but was not given.
+        before: How many calls the kernel had computed when the first of the refused calls came.
+        until: The number of calls of the kernel at which the watcher is told; 0 for never.
+        watcher: A weak reference to the watcher.
+        alive: A weak reference to the module, which makes room for another module with the same id.
     """
 
     fused: int = 0
@@ -55,16 +55,16 @@ class Count:
     alive: weakref.ref[Any] | None = None
 
     def real(self, why: str) -> None:
-        """Count a lazy result that *why* needed the values of."""
+        """Count a lazy result whose values *why* needed."""
         self.made_real[why] = self.made_real.get(why, 0) + 1
 
     def watched_by(self, watcher: Watcher) -> None:
-        """Tell *watcher* of the next `ENOUGH` calls of the kernel, and of as many refused in a row."""
+        """Tell *watcher* after the next `ENOUGH` calls of the kernel, and after as many refused in a row."""
         self.watcher, self.until = weakref.ref(watcher), self.fused + ENOUGH
         self.reasons, self.refused, self.before = {}, 0, self.fused
 
     def unwatched(self) -> None:
-        """Tell nobody anything any more."""
+        """Remove the watcher."""
         self.watcher, self.until = None, 0
 
     def reached(self) -> None:
@@ -73,7 +73,7 @@ class Count:
         self._tell()
 
     def refuse(self, why: Callable[[], str]) -> None:
-        """Note a call that the kernel was not let compute; *why* finds the reason."""
+        """Note a call that the kernel should have computed but was not given; *why* finds the reason."""
         if self.fused != self.before:
             self.reasons, self.refused, self.before = {}, 0, self.fused
         self.refused += 1
@@ -89,29 +89,29 @@ class Count:
 
 
 Listener = Callable[[Count, Callable[[], str]], None]
-"""``heard(count, why)``: told of every call that goes to an original, by where it is counted; ``why()`` finds the
-reason, which takes much longer than the call."""
+"""``heard(count, why)``: called for every call that goes to an original, with the count of its target. ``why()`` finds
+the reason, which takes much longer than the call."""
 
 listeners: list[Listener] = []
-"""Who is told of the calls that originals compute: `listening` adds to it."""
+"""Callbacks for calls that the original computes; `listening` adds one."""
 
 
 @dataclass
 class Tally:
     """The calls of one replacement, by module.
 
-    A module is identified by its id. A reference would keep it alive, and its hash may run its code.
+    A module is identified by its id. A reference would keep the module alive, and its hash may run its code.
 
     Attributes:
-        counts: The calls, by the number of their module; those of a function outside any module by that of ``None``.
-        traced: Whether a call was traced. What a compiled program calls is not counted.
+        counts: The counts, by the id of the module. Calls of a function outside any module have the id of ``None``.
+        traced: Whether a call was traced. Calls inside compiled programs are not counted.
     """
 
     counts: dict[int, Count] = field(default_factory=dict)
     traced: bool = False
 
     def fused(self, module: Any) -> None:
-        """Count a call that the kernel computed, unless its function left it to its reference."""
+        """Count a call for the kernel, or for the original if the kernel's function left the call to its reference."""
         if this_thread.declined:
             this_thread.declined = False
             count = self.original(module)
@@ -138,12 +138,12 @@ class Tally:
         return count
 
     def of(self, module: Any) -> Count:
-        """The calls on *module*."""
+        """The count of the calls on *module*."""
         count = self.counts.get(id(module))
         return self.begin(module) if count is None else count
 
     def begin(self, module: Any) -> Count:
-        """Count the calls on *module* from now on."""
+        """Start a new count of the calls on *module*."""
         counts, number = self.counts, id(module)
 
         def forget(gone: weakref.ref[Any]) -> None:
@@ -155,10 +155,10 @@ class Tally:
 
 
 class Running(threading.local):
-    """Whose method runs, for the functions that it looks up: they are called without it.
+    """Holds the module whose method runs, because the functions that the method looks up are called without it.
 
     Attributes:
-        module: The module; ``None`` outside of all whose functions are replaced.
+        module: The module; ``None`` outside all modules whose functions are replaced.
     """
 
     module: Any = None

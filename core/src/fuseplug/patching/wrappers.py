@@ -1,8 +1,8 @@
-"""What a wrapper holds: the callables that it may call, and how to replace them.
+"""Finds what a wrapper holds: the callables that it may call, and how to replace them.
 
-Parallelism, mixed precision and hooks replace a method by a function that closes over the method that was there: every
-layer that transformers' tensor parallelism shards has such a one. What they hold is in closure cells, partials, bound
-methods and attributes of objects. What is in the defaults of a function is not looked for.
+Parallelism, mixed precision and hooks replace a method by a function that closes over the previous method. Every layer
+that transformers' tensor parallelism shards has a wrapper of this kind. Wrappers hold callables in closure cells,
+partials, bound methods and attributes of objects. The defaults of a function are not searched.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Held(NamedTuple):
     """Something that a wrapper holds.
 
     Attributes:
-        value: What it holds.
-        put: Puts something else there; ``None`` where nothing can be put.
-        called: Whether the wrapper may call it. ``__wrapped__`` only says what a wrapper was made from.
+        value: What the wrapper holds.
+        put: Puts another value in its place; ``None`` if that is impossible.
+        called: Whether the wrapper may call the value. ``__wrapped__`` only says what a wrapper was made from.
     """
 
     value: Any
@@ -36,13 +36,13 @@ class Held(NamedTuple):
 
 
 def reached(top: Held, module: nn.Module, is_end: Callable[[Any], bool]) -> Iterator[Held]:
-    """Yield what is held by *top*, or by what that holds and so on, for which *is_end*; *top* itself included.
+    """Yield *top* and everything that *top* holds, directly or indirectly, if *is_end* is true of its value.
 
     Args:
         top: Where to begin.
-        module: The module whose method is wrapped. A function that says the name of one of its attributes, as
-            accelerate's hooks say ``_old_forward``, may call it.
-        is_end: Says what is looked for. Nothing is looked for inside it.
+        module: The module whose method is wrapped. A function that names one of the module's attributes, as
+            accelerate's hooks name ``_old_forward``, may call that attribute.
+        is_end: Tells which values to yield. A value that is yielded is not searched.
     """
     seen: set[tuple[int, bool]] = set()
     level = [top]
@@ -61,7 +61,7 @@ def reached(top: Held, module: nn.Module, is_end: Callable[[Any], bool]) -> Iter
 
 def _contents(value: Any, module: nn.Module) -> Iterator[Held]:
     if isinstance(value, types.MethodType):
-        # A method of another module is that one's: a copied model shares its closures with the original.
+        # A method of another module belongs to that module: a copied model shares closures with the model it came from.
         if value.__self__ is module:
             yield Held(value.__func__, None)
         elif not isinstance(value.__self__, _OPAQUE):
@@ -81,7 +81,7 @@ def _contents(value: Any, module: nn.Module) -> Iterator[Held]:
 
 
 def _entries(value: Any, *, called: bool) -> Iterator[Held]:
-    """The attributes of *value*. The attribute ``__wrapped__`` does not mean that its value is called."""
+    """The callable attributes of *value*. An attribute ``__wrapped__`` is not taken to be called."""
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, dict):
         for name, entry in list(attributes.items()):

@@ -33,7 +33,7 @@ class Plan:
     Attributes:
         report: The answer for every site, and why.
         patches: The replacements that the chosen kernels would make.
-        classes: By path, the class of every module that was planned.
+        classes: The class of every module that was planned, by path.
     """
 
     report: Report
@@ -56,7 +56,7 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
     """Ask all kernels about all places and decide every target. Changes nothing.
 
     Raises:
-        PlanError: If the model is to be measured, and cannot be run.
+        PlanError: If the model is to be measured but cannot be run.
     """
     start, measuring = time.perf_counter(), 0.0
     measurer = rules.measurer
@@ -65,7 +65,7 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
     decisions = _side_by_side(decider, places)
     if measurer is not None:
         before = time.perf_counter()
-        # Where a kernel turned out to be slower, the next may come, which then has to be measured in its turn.
+        # If a kernel turned out to be slower, the next one may take its place, and must then be measured in its turn.
         while measurer.measure():
             decider.again()
             decisions = _decided(decider, places)
@@ -89,11 +89,11 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
 
 
 def _side_by_side(decider: Decider, places: Sequence[Place]) -> list[Decision]:
-    """What was decided, where compilers may have run side by side for it."""
+    """The decisions on *places*. If kernels have rehearsals, their programs are first compiled side by side."""
     with contextlib.ExitStack() as building:
         rehearsals = {}
         for path in sorted(decider.rehearsals):
-            with contextlib.suppress(Exception):  # a kernel's own way to save time: without it the plan is the same
+            with contextlib.suppress(Exception):  # a rehearsal only saves time: without it, the plan is the same
                 rehearsals[path] = building.enter_context(resolve(path)())
         rehearsals = {path: rehearsal for path, rehearsal in rehearsals.items() if rehearsal is not None}
         if rehearsals:
@@ -120,7 +120,7 @@ def _concerns(record: KernelRecord, places: Sequence[Place]) -> bool:
 
 
 def _idle(rules: Rules, places: Sequence[Place], answered: AbstractSet[str]) -> dict[str, str]:
-    """Why kernels that are ready are of no use here."""
+    """Why kernels that are ready are of no use here, by kernel id."""
     here = sorted({place.device_type for place in places})
     idle = {}
     for record in rules.installed:

@@ -1,4 +1,4 @@
-"""What every kernel answers about every site: asked once for all places that are alike."""
+"""Collects what every kernel answers about every site, with one question for all places that are alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .proposing import Question
 from .rules import Rules
 
 Ask = Callable[[Sequence[Question]], Sequence[Sequence[Answer]]]
-"""Puts questions to kernels, and gives their answers."""
+"""Puts questions to kernels and returns their answers."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Offers:
     """The answers of all kernels to one question.
 
     Attributes:
-        proposals: By target, each with its kernel.
-        rejections: Each with the id of its kernel.
+        proposals: The proposals by target, each with the record of its kernel.
+        rejections: The rejections, each with the id of its kernel.
     """
 
     proposals: Mapping[Target, Sequence[tuple[KernelRecord, Proposal]]]
@@ -33,7 +33,7 @@ class Offers:
 
 
 class Answers:
-    """What the kernels that take part answer about *places*.
+    """The answers about *places* by the kernels that take part.
 
     Args:
         rules: Which kernels take part.
@@ -41,8 +41,8 @@ class Answers:
         places: The modules of a model.
 
     Attributes:
-        answered: The kernels that answered for at least one site.
-        consents: What kernels asked the user to agree to.
+        answered: The ids of the kernels that answered about at least one site.
+        consents: The words of the consents that kernels asked for.
     """
 
     def __init__(self, rules: Rules, ask: Ask, places: Sequence[Place]) -> None:
@@ -68,18 +68,18 @@ class Answers:
 
     @property
     def raised(self) -> dict[str, str]:
-        """By kernel that raised when it was asked, what it raised, and where."""
+        """What kernels raised when they were asked, and where, by kernel id."""
         return {kernel_id: _all_raised(rejections) for kernel_id, rejections in self._raised.items()}
 
     def _question(self, places: Sequence[Place]) -> Question:
-        """What every kernel is asked about *places*, which are alike."""
+        """The question to every kernel about *places*, which are alike."""
         first = places[0]
         paths = tuple(path for place in places for path in place.paths)
         site = Site(first.paths[0], first.stand_in, first.device_type, self._rules.mode, paths)
         return Question(site, self._rules.taking_part(first.device_type))
 
     def _sorted_out(self, answers: Iterable[Answer], places: Sequence[Place]) -> Offers:
-        """The *answers* about *places*, which are alike."""
+        """The *answers* about *places*, which are alike, as offers."""
         proposals: dict[Target, list[tuple[KernelRecord, Proposal]]] = defaultdict(list)
         rejections = []
         for answer in answers:
@@ -94,7 +94,7 @@ class Answers:
                 self.consents |= {proposal.consent.word} if proposal.consent is not None else set()
                 proposals[proposal.target].append((record, proposal))
         if not proposals:
-            # A kernel that raised has not said that the module has its op, so the site is no target of the kernel's.
+            # A kernel that raised has not said that the module has its op, so the site is not one of its targets.
             rejections = [(by, rejection) for by, rejection in rejections if rejection.kind != "error"]
         return Offers(proposals, tuple(rejections))
 
@@ -105,7 +105,7 @@ def is_scripted(module: nn.Module) -> bool:
 
 
 def blaming(record: KernelRecord, rejection: Rejection) -> Rejection:
-    """Name the kernel's distribution in its error: whoever publishes that can fix it."""
+    """Name the kernel's distribution in its error, because the publisher of the distribution can fix the kernel."""
     if rejection.kind != "error":
         return rejection
     return replace(rejection, reason=f"{rejection.reason} [{record.distribution} {record.version}]".replace(" ]", "]"))
@@ -116,7 +116,7 @@ def _likeness(place: Place) -> tuple[int, str]:
 
 
 def _all_raised(raised: Mapping[str, Rejection]) -> str:
-    """What a kernel raised first, given all of it by path, and how often."""
+    """The first of the errors that a kernel raised, given by path, and how many more there were."""
     path, first = next(iter(raised.items()))
     more = f" and {len(raised) - 1} more modules" if len(raised) > 1 else ""
     return f"asked about {path or 'the model'}{more}: {first.reason}"

@@ -1,4 +1,4 @@
-"""Whether a kernel computes what a module computes, as far as a plan asks: found out once, and kept."""
+"""Finds out once whether a kernel computes what a module computes, as far as a plan asks, and keeps the result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .rules import Rules, kernel_of
 
 
 class Verdict(NamedTuple):
-    """What was found out of one kernel for one target."""
+    """What was found out about one kernel for one target."""
 
     semantics: Semantics
     conditions: Conditions
@@ -32,13 +32,14 @@ class Verdict(NamedTuple):
 
 
 class Checker:
-    """Asks verification, and remembers for one plan.
+    """Asks for verification, and remembers the answers for one plan.
 
     Args:
         rules: What is asked of kernels.
 
     Attributes:
-        rehearsing: The `BaseKernel.rehearsal` whose kernels are called instead of checked; others are believed.
+        rehearsing: If not empty, kernels with one of these values of `BaseKernel.rehearsal` are called instead of
+            checked, and all other kernels are taken to be right.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -59,11 +60,11 @@ class Checker:
         return self._verifier.compile_seconds
 
     def key(self, semantics: Semantics, device: torch.device) -> Callable[[], str]:
-        """Gives the hash of all that the calls of a kernel depend on."""
+        """A function that returns the hash of everything that the calls of a kernel depend on."""
         return functools.partial(self._verifier.key, semantics, device)
 
     def verify(self, place: Place, record: KernelRecord, proposal: Proposal, subject: Subject) -> Verdict | Rejection:
-        """Whether the kernel of *record* computes at *place* what *subject* does, as *proposal* says; or why not."""
+        """The verdict on *proposal* of *record*'s kernel, if it computes at *place* what *subject* does; or why not."""
         kernel = kernel_of(record)
         if place.device is not None and (why := self._lacks(record, place.device_type)):
             return Rejection(why, kind="unavailable")
@@ -79,8 +80,8 @@ class Checker:
             return Rejection(why, kind="error")
         if place.device is None and self._rules.exact:
             return Rejection(
-                f'whether it rounds as the original is found out on {place.device_type}: plan with rounding="exact" '
-                "once the model is there",
+                f'whether it rounds like the original can only be found out on {place.device_type}: plan with '
+                'rounding="exact" once the model is there',
                 kind="unavailable",
             )
         if place.device is None:
@@ -89,7 +90,7 @@ class Checker:
         return checked if isinstance(checked, Rejection) else Verdict(semantics, *checked)
 
     def gains(self, record: KernelRecord, semantics: Semantics, place: Place, proposal: Proposal) -> Gains | Rejection:
-        """In which sizes the kernel of *record* is used at *place*; or what is wrong with what it says."""
+        """The sizes at which the kernel of *record* is used at *place*; or what is wrong with those it declares."""
         if self._rules.every_size:
             return EVERY_SIZE
         try:
@@ -100,7 +101,7 @@ class Checker:
     def _checked(
         self, record: KernelRecord, semantics: Semantics, subject: Subject, device: torch.device
     ) -> tuple[Conditions, CheckStatus] | Rejection:
-        """What the kernel of *record* was found to compute on *device*, as far as that is asked."""
+        """The conditions in which the kernel of *record* is right on *device*, as far as the rules ask; or why not."""
         kernel = kernel_of(record)
         if not self._rules.check:
             return Conditions(semantics.accepts.dtypes), "skipped"
@@ -122,7 +123,7 @@ class Checker:
 
 
 def _runs_elsewhere(record: KernelRecord) -> bool:
-    """Whether what *record* needs is not installed here, where its function may not even be importable."""
+    """Whether something that *record* needs is not installed here. Its function may then not even be importable."""
     return bool(record.requires)
 
 

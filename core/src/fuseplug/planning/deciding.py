@@ -1,4 +1,4 @@
-"""One kernel for each target of each site, and a reason for every kernel that was not chosen."""
+"""Chooses one kernel for each target of each site, with a reason for every kernel that was not chosen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .rules import Rules, kernel_of
 
 
 class Decision(NamedTuple):
-    """An answer, and the patches that it leads to: of its target, and of what goes around a method for it."""
+    """An answer, and the patches that it leads to: for its target, and for the scope around a method, if any."""
 
     entry: Entry
     patches: Sequence[Patch] = ()
@@ -37,7 +37,7 @@ class _Part(NamedTuple):
 
 
 class Decider:
-    """Decides all places of a model: which sites cover others, and which targets are taken.
+    """Decides on all places of a model, and keeps track of covered sites and taken targets.
 
     Args:
         rules: How winners are decided.
@@ -59,12 +59,12 @@ class Decider:
         return self._checker.compile_seconds
 
     def again(self) -> None:
-        """Forget what was decided, but nothing that was found out."""
+        """Forget what was decided, but keep what was found out."""
         self._taken.clear()
         self._covered.clear()
 
     def rehearse(self, places: Iterable[Place], rehearsals: AbstractSet[str]) -> None:
-        """Decide *places* as if every kernel were right, and call those with one of *rehearsals* instead of a check."""
+        """Decide *places* as if every kernel were right. Call kernels with one of *rehearsals* instead of a check."""
         self._checker.rehearsing = rehearsals
         try:
             for place in places:
@@ -81,12 +81,12 @@ class Decider:
         return {kernel.rehearsal[kind] for kernel, kind in kernels if kind in kernel.rehearsal}
 
     def decide(self, place: Place) -> list[Decision]:
-        """The answers for *place*. An error while deciding is an answer, too; then nothing of the place is replaced."""
+        """The answers for *place*. An error while deciding is an answer, too; then nothing in *place* is replaced."""
         try:
             return list(self._decided(place))
         except Exception as error:  # noqa: BLE001 - a third party's module may raise anything, whatever is done to it
             why = Rejection(
-                f"it cannot be planned: {said_by(error)}. Mend its class, or leave it out with skip=", kind="error"
+                f"it cannot be planned: {said_by(error)}. Correct its class, or leave it out with skip=", kind="error"
             )
             return [Decision(replace(_blank(place), rejections=(("fuseplug", why),)))]
 
@@ -116,7 +116,7 @@ class Decider:
         self, place: Place, blank: Entry, offers: Mapping[Target, Sequence[tuple[KernelRecord, Proposal]]]
     ) -> Iterator[Decision]:
         fused_methods: set[str] = set()
-        # Methods before the functions they call: a method that is replaced no longer calls them.
+        # Methods before the functions that they call: a replaced method no longer calls them.
         for target in sorted(offers, key=lambda target: (target.function is not None, str(target))):
             ranked = sorted(offers[target], key=lambda offer: self._rules.rank(offer[0], place.device_type))
             entry = replace(blank, target=target, op=kernel_of(ranked[0][0]).op)
@@ -134,7 +134,7 @@ class Decider:
                 yield from decisions
 
     def _covering(self, place: Place) -> str:
-        """Whose replacement no longer calls *place*, or what it is part of; ``""`` if any path still does."""
+        """The site whose replacement no longer calls *place* or a module above; ``""`` if a path is still called."""
         covering = [
             next((self._covered[above] for above in upwards(path) if above in self._covered), "")
             for path in place.paths
@@ -153,13 +153,13 @@ class Decider:
                 replaced = self._all_replaced(place, part, record, proposal, entry)
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # noqa: BLE001 - a kernel that calls sys.exit() ends no program
+            except BaseException as error:  # noqa: BLE001 - a kernel that calls sys.exit() must not end the program
                 replaced = Rejection(f"{said_by(error)} while it was verified", kind="error")
             if isinstance(replaced, Rejection):
                 rejections.append((record.kernel_id, blaming(record, replaced)))
                 continue
             first, *others = replaced
-            # A kernel may have made several proposals for this, of which the others need no explanation.
+            # A kernel may have made several proposals for this target. Its other proposals need no explanation.
             outranked = tuple(other.kernel_id for other, _ in ranked[number + 1 :] if other is not record)
             rejected = tuple(rejection for rejection in rejections if rejection[0] != record.kernel_id)
             won = replace(first.entry, rejections=rejected, outranked=outranked)
@@ -173,9 +173,9 @@ class Decider:
 
         Args:
             place: The site.
-            first_part: What the target of *proposal* itself is.
-            record: Whose proposal it is.
-            proposal: For one target, and for those beside it.
+            first_part: The part that the target of *proposal* itself is.
+            record: The record of the kernel that made *proposal*.
+            proposal: The proposal for one target, and for those beside it.
             entry: The answer for the first target, as far as it is known.
         """
         if not self._rules.gradients and any(one.lazy is not None for one in proposal.all_targets):
@@ -221,7 +221,7 @@ class Decider:
     def _replaced(
         self, part: _Part, record: KernelRecord, proposal: Proposal, scope: Scope | None
     ) -> Decision | Rejection:
-        """The decision for one target, whatever goes with it."""
+        """The decision for one target, apart from the targets that go with it; or why it is rejected."""
         place, target, subject = part
         verdict = self._checker.verify(place, record, proposal, subject)
         if isinstance(verdict, Rejection):
@@ -242,7 +242,7 @@ class Decider:
             lazy=proposal.lazy is not None,
         )
         figures: Sequence[Measurement] = ()
-        # Within a scope a target is called as it is nowhere else, and is nothing by itself.
+        # Within a scope, a target is called as nowhere else, so it cannot be timed alone.
         if self._rules.measurer is not None and scope is None and place.device is not None:
             timed = patched(gains=TIMED)
             if isinstance(timed, Rejection):
@@ -268,11 +268,11 @@ class Decider:
         return Decision(entry, (patch,))
 
     def _part(self, place: Place, target: Target) -> _Part | Rejection:
-        """What *target* of the site *place* is; or why it cannot be replaced."""
+        """The part that *target* of the site *place* is; or why it cannot be replaced."""
         on_module = replace(target, path="")
         below = place if not target.path else self._places.get(_joined(place.paths[0], target.path))
         if below is None:
-            return Rejection(f"its {target.path} is no module that is planned: it is not there, or left out")
+            return Rejection(f"its {target.path} is not a planned module: it does not exist, or was left out")
         if below.fault is not None:
             return below.fault
         taken = self._taken.get((id(below.module), target.method))

@@ -1,4 +1,4 @@
-"""What every kernel says about one module, including kernels that have nothing to do with it."""
+"""Says what every kernel answered about one module, including kernels that have nothing to do with it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def explain(report: Report, classes: Mapping[str, str], path: str) -> str:
 
     Args:
         report: The report of the plan.
-        classes: By path, the class of every module that was planned.
-        path: Of the module; ``""`` for the model itself.
+        classes: The class of every module that was planned, by path.
+        path: The path of the module; ``""`` for the model itself.
 
     Raises:
-        PlanError: If no module is there, or it was left out.
+        PlanError: If there is no module at *path*, or the module was left out.
     """
     if path not in classes:
         near = difflib.get_close_matches(path, classes, n=3, cutoff=0.4)
@@ -42,7 +42,7 @@ def explain(report: Report, classes: Mapping[str, str], path: str) -> str:
 
 
 def _answers(report: Report, record: KernelRecord, entry: Entry) -> Iterator[str]:
-    """What *record*'s kernel says of *entry*, a line each."""
+    """The answers of *record*'s kernel about *entry*, one line each."""
     kernel_id = record.kernel_id
     rejections = [rejection.reason for kernel, rejection in entry.rejections if kernel == kernel_id]
     if kernel_id == entry.kernel_id:
@@ -61,7 +61,7 @@ def _answers(report: Report, record: KernelRecord, entry: Entry) -> Iterator[str
 
 
 def _sizes(gains_from: Mapping[str, int | None], gains_until: Mapping[str, int]) -> Iterator[str]:
-    """In which sizes the kernel is used, a line for each number of elements."""
+    """The sizes at which the kernel is used, one line for each number of elements."""
     for most in sorted(set(gains_until.values())):
         kinds = ", ".join(kind for kind, until in gains_until.items() if until == most)
         yield f"used up to {most:,} elements of the main input: {kinds}"

@@ -1,4 +1,4 @@
-"""What ``measure=`` asks: from which size on does each kernel gain here? An entry point answers; core times nothing."""
+"""For ``measure=``: from which size on does each kernel gain here? An entry point answers; the core times nothing."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ..patching.gains import Gains
 from ..report import Measurement
 
 GROUP = "fuseplug.measurers"
-"""The entry-point group. An entry names a function that takes what `measurer_of` takes, and gives a `Measurer`."""
+"""The entry-point group. An entry names a function with the parameters of `measurer_of` that returns a `Measurer`."""
 
 INSTALL = "pip install fuseplug-tools"
 
 
 class MeasuredKind(Protocol):
-    """Targets that take as long as each other: one replacement, of modules whose parameters have one shape.
+    """Targets that take equally long: one replacement, on modules whose parameters have the same shapes.
 
     Attributes:
-        figures: What was measured of them; none before `Measurer.measure` was called.
+        figures: What was measured of these targets; empty before `Measurer.measure` was called.
     """
 
     figures: Sequence[Measurement]
 
     def gains(self, declared: Gains) -> Gains | Rejection:
-        """In which sizes the kernel is used, as far as that was measured, and else as *declared*; or why in none."""
+        """The sizes at which the kernel is used, as measured, or else as *declared*; or why it is used at none."""
 
 
 class Measurer(Protocol):
@@ -43,8 +43,8 @@ class Measurer(Protocol):
 
         Args:
             patch: A replacement that is not in place.
-            module: The module that it is of.
-            key: Gives the hash of all that the kernel's calls depend on; ``""`` if it has none.
+            module: The module of the replacement.
+            key: Returns the hash of everything that the kernel's calls depend on; ``""`` if there is no hash.
         """
 
     def measure(self) -> bool:
@@ -55,22 +55,22 @@ class Measurer(Protocol):
         """
 
     def notes(self) -> Sequence[str]:
-        """What a user should know of kinds that could not be measured."""
+        """What a user should know about kinds that could not be measured."""
 
 
 def measurer_of(model: nn.Module, measure: object, *, device_type: str | None, gradients: bool, anew: bool) -> Measurer:
-    """What measures kernels in *model*. Nothing is run or changed yet.
+    """The measurer of kernels in *model*. Nothing is run or changed yet.
 
     Args:
         model: The model.
-        measure: ``True``, one batch or several, as `KernelManager` says.
-        device_type: Where the model was said to run; ``None``: where it is.
+        measure: ``True``, one batch or several, as in `KernelManager`.
+        device_type: Where the caller said that the model will run; ``None``: where it is.
         gradients: Whether the backward is timed, too.
-        anew: Whether the times that other processes kept are left aside.
+        anew: Whether to ignore the times that other processes kept.
 
     Raises:
-        PlanError: If no measurer is installed, several are, or it cannot be imported; or *measure* is no batch of the
-            model, or the model cannot be run where it is planned for.
+        PlanError: If no measurer or more than one is installed, or it cannot be imported; if *measure* is not a batch
+            of the model; or if the model cannot be run where it is planned for.
     """
     entries = [*importlib_metadata.entry_points(group=GROUP)]
     if not entries:

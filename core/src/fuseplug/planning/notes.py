@@ -1,4 +1,4 @@
-"""What a user should know of a plan beyond the answers for each site."""
+"""What a user should know about a plan beyond the answers for each site."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .rules import Rules
 
 
 def notes_on(model: nn.Module, decisions: Sequence[Decision], rules: Rules, consents: AbstractSet[str]) -> list[str]:
-    """The notes on what was decided for *model*, where kernels asked for *consents*."""
+    """The notes on the decisions for *model*. *consents* are the words that kernels asked for."""
     return [
         *_notes(model, decisions, rules.installed),
         *_passed_by(decisions),
@@ -29,7 +29,7 @@ def notes_on(model: nn.Module, decisions: Sequence[Decision], rules: Rules, cons
 
 
 def _notes(model: nn.Module, decisions: Sequence[Decision], records: Sequence[KernelRecord]) -> list[str]:
-    """What the machine lacks, what is to be called again, and what may take kernels off."""
+    """Notes on what the machine lacks, when to call ``apply_all`` again, and what may take kernels off."""
     notes = []
     entries = [decision.entry for decision in decisions]
     used = {entry.kernel_id for entry in entries}
@@ -50,7 +50,7 @@ def _notes(model: nn.Module, decisions: Sequence[Decision], records: Sequence[Ke
 
 
 def _passed_by(decisions: Sequence[Decision]) -> list[str]:
-    """A note on each kernel whose module somebody computes past, as a trainer's own head does."""
+    """A note on each kernel whose module a foreign method computes past, as a trainer's own head does."""
     notes = []
     for decision in decisions:
         arounds = [patch for patch in decision.patches if patch.target.around]
@@ -60,13 +60,13 @@ def _passed_by(decisions: Sequence[Decision]) -> list[str]:
                 if module is not None and (who := computes_past(module, around.target.method, path)):
                     notes.append(
                         f"{who} is the {around.target.method} of {type(module).__name__}, and reads the weight of "
-                        f"{path} itself: calls that it computes so go past {patch.kernel_id}, which then does nothing"
+                        f"{path} itself: such calls bypass {patch.kernel_id}, which then does nothing"
                     )
     return notes
 
 
 def _unmeasured(measurer: Measurer | None, decisions: Sequence[Decision]) -> list[str]:
-    """A note on each kernel that had to be used as it declares, though its user wanted it measured."""
+    """A note on each kernel that is used as it declares, because it could not be measured as the user wanted."""
     if measurer is None:
         return []
     patches = [patch for decision in decisions for patch in decision.patches if patch.target.around]
@@ -74,15 +74,15 @@ def _unmeasured(measurer: Measurer | None, decisions: Sequence[Decision]) -> lis
     return [
         *measurer.notes(),
         *(
-            f"not measured: {kernel_id}, because it serves some calls of the whole model only, and is nothing by "
-            "itself; it is used from the size that it declares"
+            f"not measured: {kernel_id}, because it serves some calls of the whole model and cannot be timed "
+            "alone; it is used from the size that it declares"
             for kernel_id in around
         ),
     ]
 
 
 def _cost_of_rounding(rules: Rules, decisions: Sequence[Decision]) -> list[str]:
-    """Where kernels must be the originals bit for bit, a note on what that left unfused."""
+    """If kernels must equal the originals bit for bit, a note on what that left unfused."""
     if not rules.exact:
         return []
     entries = [decision.entry for decision in decisions]
@@ -97,7 +97,7 @@ def _cost_of_rounding(rules: Rules, decisions: Sequence[Decision]) -> list[str]:
 
 
 def _untraced(rules: Rules, decisions: Sequence[Decision]) -> list[str]:
-    """Where ``torch.compile`` would lose the gradients of kernels, a note that it gets the originals."""
+    """If ``torch.compile`` may lose the gradients of kernels, a note that the originals compute the calls it traces."""
     used = {decision.entry.kernel_id for decision in decisions}
     traced = {r.kernel_id for r in rules.records if r.kernel and r.kernel.when_traced == "kernel"}
     if not rules.loses_gradients_when_traced or not used & traced:

@@ -19,14 +19,14 @@ PATIENCE = 1.0
 
 @contextlib.contextmanager
 def showing(items: Sequence[T], doing: str, named: Callable[[T], str]) -> Iterator[Iterable[T]]:
-    """Give *items* to be gone through; meanwhile, stderr shows which one it is. In the end, that is wiped out.
+    """Give *items* to iterate over, and show the current item on stderr meanwhile. The display is erased at the end.
 
-    Nothing is shown if stderr is no terminal, or by any but the first process of a distributed run.
+    Nothing is shown if stderr is not a terminal. In a distributed run, only the first process shows anything.
 
     Args:
-        items: What takes its time.
-        doing: What is done with each.
-        named: What an item is called.
+        items: The items that take time.
+        doing: What is done with each item.
+        named: Returns the name of an item.
     """
     if not sys.stderr.isatty() or rank() != 0:
         yield items
@@ -43,7 +43,7 @@ def showing(items: Sequence[T], doing: str, named: Callable[[T], str]) -> Iterat
             bar.update(task, completed=number, where=one_line(named(item)))
             yield item
 
-    # By another thread, because it may be a single place that takes long.
+    # In another thread, because a single item may take long.
     patience = threading.Timer(PATIENCE, bar.start)
     patience.daemon = True
     patience.start()

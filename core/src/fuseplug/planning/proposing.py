@@ -1,4 +1,4 @@
-"""Asks every kernel about every kind of site, and finds the kernel that changed the stand-in that it was shown."""
+"""Asks every kernel about every kind of site, and finds out which kernel changed a stand-in that it was shown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Question(NamedTuple):
 
 
 class Questioner:
-    """Puts questions through pluggy.
+    """Puts questions to kernels through pluggy.
 
     Args:
         plugins: Holds the kernels, each under its id.
@@ -40,7 +40,7 @@ class Questioner:
         """The answers to each of *questions*, in the order of kernel ids.
 
         All kernels are asked together, because normally none changes anything, and one check of the stand-ins is cheap.
-        If something was changed, each kernel is asked alone, to find out which one did it.
+        If something was changed, each kernel is asked alone, to find out which kernel changed it.
         """
         before = Snapshot(question.site.module for question in questions)
         with neutral(random_kept=True):

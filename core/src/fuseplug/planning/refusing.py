@@ -1,4 +1,4 @@
-"""Turning what a report says into an error, for those who asked for more than a report."""
+"""Turns what a report says into an error, for callers who asked for more than a report."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ MOST_NAMED = 5
 
 
 def refuse_left_alone(report: Report) -> None:
-    """Raise for a kernel that raised, and what was left alone for another reason than being something else: ``strict``.
+    """For ``strict``: raise if a kernel raised, or if a target was left alone for a reason that counts.
+
+    Four reasons do not count: the target computes something else, the user has not consented, or the kernel is slower
+    or rounds otherwise.
 
     Raises:
-        RejectedError: If there is such; `VerificationError` if a kernel's numbers were the reason.
+        RejectedError: If so; `VerificationError` if a kernel's numbers were the reason.
     """
     hindered = [
         entry
@@ -37,10 +40,10 @@ def refuse_left_alone(report: Report) -> None:
 
 
 def refuse_unused(report: Report, records_of: Mapping[str, Sequence[KernelRecord]]) -> None:
-    """Raise for a name, of a kernel or of an op, that stands for nothing of use in the model.
+    """Raise if a kernel or op that was asked for by name is of no use in the model.
 
     Raises:
-        RejectedError: If there is such; `VerificationError` if the kernel's numbers were the reason.
+        RejectedError: If so; `VerificationError` if the kernel's numbers were the reason.
     """
     used = {entry.kernel_id for entry in report.fused} | {k for entry in report.fused for k in entry.outranked}
     for name, records in records_of.items():
@@ -66,7 +69,7 @@ def _said(report: Report, record: KernelRecord) -> list[tuple[Entry, Rejection]]
         (entry, rejection)
         for entry in report.entries
         for named, rejection in entry.rejections
-        # What Fuseplug itself has against a target is said once, whoever proposed it.
+        # Fuseplug's own objection to a target is stated once, whichever kernel proposed it.
         if named == record.kernel_id or (named == "fuseplug" and record.kernel and entry.op == record.kernel.op)
     ]
 

@@ -22,13 +22,13 @@ class Rules:
         records: The kernels taking part.
         order: Ids or ops in the order the caller prefers them.
         mode: What the model is for.
-        check: Whether kernels are run on their device before they are chosen; ``"always"`` if also where the result of
-            another process was kept.
+        check: Whether kernels are run on their device before they are chosen; ``"always"`` to run them even if a
+            result was kept from another process.
         installed: Every kernel there is, for the report.
         allow: What the caller has agreed to give up, as `Consent.word`.
-        every_size: Whether kernels compute calls of every size, those too small to gain included.
-        measurer: Measures from which size on kernels gain; ``None``: they are not measured.
-        exact: Whether kernels must be the originals bit for bit.
+        every_size: Whether kernels compute calls of every size, including those too small to gain.
+        measurer: Measures from which size on kernels gain; ``None``: kernels are not measured.
+        exact: Whether kernels must equal the originals bit for bit.
         excluded: The names of the records that the caller left out.
     """
 
@@ -50,7 +50,7 @@ class Rules:
 
     @property
     def loses_gradients_when_traced(self) -> bool:
-        """Whether gradients of kernels may be lost where ``torch.compile`` traces them."""
+        """Whether kernels may lose their gradients where ``torch.compile`` traces them."""
         return self.gradients and torch_private.MISCOMPILES_FUNCTIONS
 
     def rank(self, record: KernelRecord, device_type: str) -> tuple[int, bool, int, str]:
@@ -73,7 +73,7 @@ def kernel_of(record: KernelRecord) -> BaseKernel:
     """The kernel of *record*.
 
     Raises:
-        DiscoveryError: If it has none.
+        DiscoveryError: If *record* has no kernel.
     """
     if record.kernel is None:
         raise DiscoveryError(f"kernel {record.name} is {record.condition}: {record.reason}", record=record)

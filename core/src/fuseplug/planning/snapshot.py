@@ -15,12 +15,12 @@ _OPAQUE = (type, types.ModuleType, types.FunctionType)
 
 
 class Snapshot:
-    """What some stand-ins lead to, to see whether third-party code changed it, and to put it back.
+    """Records everything that some stand-ins lead to, to see whether third-party code changed it, and to restore it.
 
-    Dictionaries, lists, sets, deques and the attributes of objects are looked into; other objects are not.
+    It looks into dictionaries, lists, sets, deques, tuples and the attributes of objects, and into nothing else.
 
     Args:
-        stand_ins: Modules on meta; what they share is looked at once.
+        stand_ins: Modules on meta. Objects that they share are recorded once.
     """
 
     def __init__(self, stand_ins: Iterable[torch.nn.Module]) -> None:
@@ -50,13 +50,13 @@ class Snapshot:
                     waiting.append([object.__getattribute__(value, "__dict__")])
 
     def changed(self) -> bool:
-        """Whether anything was set, removed or written into their tensors since the snapshot was taken."""
+        """Whether anything was set, removed or written into a tensor since the snapshot was taken."""
         try:
             if any(dict.__ne__(now, before) for now, before in self._dicts):
                 return True
             if any(list(now) != before for now, before in self._containers):
                 return True
-        except Exception:  # noqa: BLE001 - comparing what was put there, a tensor say, may raise anything
+        except Exception:  # noqa: BLE001 - comparing what was put there, such as a tensor, may raise anything
             return True
         return any((_kind(tensor), tensor._version) != (kind, version) for tensor, kind, version in self._tensors)
 

@@ -21,13 +21,13 @@ CheckStatus = Literal["passed", "passed before", "pending", "skipped", ""]
 
 
 class Measurement(Protocol):
-    """What was measured of a kernel in one call, as whoever measured it writes it."""
+    """The measurement of a kernel in one call, formatted by the code that measured it."""
 
     def __str__(self) -> str:
-        """In a line, for people."""
+        """The measurement in one line, for people."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """The measurement as plain data."""
 
 
 @dataclass(frozen=True)
@@ -35,26 +35,26 @@ class Entry:
     """The answer for one target of one site.
 
     Attributes:
-        paths: Where the module is; several if it is shared.
-        class_name: Its class.
-        device_type: Where it was planned to run.
-        op: What it computes, if a kernel answered for it.
+        paths: The paths of the module; several if it is shared.
+        class_name: The class of the module.
+        device_type: The type of device on which the module was planned to run.
+        op: What the module computes, if a kernel answered for it.
         target: What would be replaced; ``None`` if no kernel proposed anything.
-        kernel_id: The winner; ``None`` if the target is left alone.
-        variant: The semantics it was found to have.
-        watched: What is compared at each call, beside the call itself.
+        kernel_id: The kernel that was chosen; ``None`` if the target is left alone.
+        variant: The variant that the target was found to be.
+        watched: What the guard compares at each call, besides the call itself.
         check: What is known about the kernel on that device: ``"passed"``; ``"passed before"`` (in another process,
-            and nothing that it depends on has changed since); ``"pending"`` (the device is not there yet);
+            and nothing that the check depends on has changed since); ``"pending"`` (the device is not there yet);
             ``"skipped"`` (``verify=False``).
-        rejections: By kernel, why the others (or all) were not chosen.
-        outranked: Kernels that fit as well, but were not preferred.
-        covered_by: Path of the site whose replacement no longer calls this one.
-        gives_up: What the user agreed to give up with it.
-        gains_from: From how many elements of the main input on the kernel is used, by kind of call
-            (``"bfloat16 training"``). Smaller calls are the original's; where it is ``None``, all are. Empty if calls
-            of every size are the kernel's.
-        figures: What was measured of the kernel, with ``measure=``.
-        gains_until: Up to how many elements it is used as well, for the kinds of calls where it is.
+        rejections: Pairs of a kernel that was not chosen and the reason.
+        outranked: Kernels that also fit, but were not preferred.
+        covered_by: The path of the site whose replacement no longer calls this module.
+        gives_up: What the user agreed to give up with the kernel.
+        gains_from: The number of elements of the main input from which on the kernel is used, by kind of call
+            (``"bfloat16 training"``). The original computes smaller calls, or all calls if the number is ``None``.
+            Empty if the kernel computes calls of every size.
+        figures: The measurements of the kernel, with ``measure=``.
+        gains_until: The number of elements up to which the kernel is used, too, for kinds of calls that have one.
     """
 
     paths: tuple[str, ...]
@@ -81,7 +81,7 @@ class Entry:
 
     @property
     def why_not(self) -> str:
-        """Why it is left alone, in a sentence; ``""`` if it is not."""
+        """Why the target is left alone, in a sentence; ``""`` if it is not."""
         if self.fused:
             return ""
         if self.covered_by:
@@ -89,7 +89,7 @@ class Entry:
         return "; ".join(f"{kernel}: {rejection.reason}" for kernel, rejection in self.rejections)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """The answer as plain data."""
         return {
             "paths": list(self.paths),
             "class": self.class_name,
@@ -112,21 +112,21 @@ class Entry:
 
 @dataclass(frozen=True)
 class Report:
-    """What is fused, what is not, and why. Print it, or take `to_dict`.
+    """What is fused, what is not, and why. Print it, or use `to_dict`.
 
     Attributes:
         model_class: The class of the model.
-        mode: What it was planned for.
+        mode: The mode for which the model was planned.
         entries: The answer for every target of every site for which any kernel answered.
         records: Every kernel that is installed, whatever its state.
-        idle: By kernel, why it was ready but answered for no site.
+        idle: For each kernel that was ready but answered for no site, the reason.
         notes: What else a person should know.
         seconds: How long planning and checking took, compilation not included.
         compile_seconds: How long the kernels took to compile.
         measure_seconds: How long it took to run the model and time the kernels, with ``measure=``.
-        raised: By kernel that raised when it was asked about a site, what it raised, and where.
-        device_types: Where the modules of the model were planned to run.
-        applied: Whether it was done; otherwise it is what would be.
+        raised: For each kernel that raised when it was asked about a site, what it raised, and where.
+        device_types: The types of device on which the modules of the model were planned to run.
+        applied: Whether the plan was applied. If not, the report says what would be fused.
     """
 
     model_class: str
@@ -144,21 +144,21 @@ class Report:
 
     @property
     def fused(self) -> list[Entry]:
-        """The targets a kernel was chosen for."""
+        """The targets for which a kernel was chosen."""
         return [entry for entry in self.entries if entry.fused]
 
     @property
     def left_alone(self) -> list[Entry]:
-        """The targets no kernel was chosen for; `Entry.why_not` says why."""
+        """The targets for which no kernel was chosen; `Entry.why_not` says why."""
         return [entry for entry in self.entries if not entry.fused]
 
     @property
     def gives_up(self) -> list[str]:
-        """What is given up with the kernels that were chosen, each sentence once."""
+        """What the user gives up with the chosen kernels, each sentence once."""
         return list(dict.fromkeys(entry.gives_up for entry in self.fused if entry.gives_up))
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data that `json` can write."""
+        """The report as plain data that `json` can write."""
         return {
             "model": self.model_class,
             "mode": self.mode,
@@ -177,7 +177,7 @@ class Report:
         }
 
     def summary(self) -> str:
-        """The first line."""
+        """The report, summed up in one line."""
         devices = ", ".join(sorted({entry.device_type for entry in self.entries}) or self.device_types)
         took = f"planned and checked in {self.seconds:.2f} s"
         if self.compile_seconds >= 0.01:
@@ -208,7 +208,7 @@ class Report:
         fused: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
         for entry in self.fused:
             where = f"{entry.check} on {entry.device_type}" if entry.check.startswith("passed") else entry.check
-            # Two lines to a cell: side by side they would leave no room for the paths.
+            # Two lines in a cell: side by side, the names would leave no room for the paths.
             names = map(one_line, (entry.kernel_id, entry.variant, entry.class_name, entry.target))
             kernel_id, variant, class_name, target = names
             key = (f"{kernel_id}\n{variant}", f"{class_name}\n{target}", where)
@@ -235,7 +235,7 @@ class Report:
 
 
 _WIDE = 110
-"""Below this many characters the columns of names are stacked in one, or nothing is left for paths and reasons."""
+"""Below this width, in characters, the columns of names are stacked in one, to leave room for paths and reasons."""
 
 
 def _table(
@@ -272,7 +272,7 @@ def _kernels(
 
 
 def _cells(cells: Sequence[str], stacked: bool = False) -> list[Any]:
-    # Text, because rich would take the brackets of "pip install x[npu]" in a string for its markup.
+    # Text, because rich would read the brackets of "pip install x[npu]" in a string as markup.
     from rich.text import Text
 
     safe = [some_lines(cell) for cell in cells]
@@ -285,7 +285,7 @@ def _empty(title: str, columns: Sequence[str], width: int) -> Any:
 
 
 def _where(entries: Sequence[Entry], most: int = 3) -> str:
-    """The paths with numbers replaced by stars, so that all layers of a model share one line."""
+    """The paths, with numbers replaced by stars so that all layers of a model share one line."""
     shapes = dict.fromkeys(re.sub(r"\b\d+\b", "*", one_line(entry.paths[0])) or "(the model)" for entry in entries)
     rest = [f"and {len(shapes) - most} more"] if len(shapes) > most else []
     return "\n".join([*list(shapes)[:most], *rest])

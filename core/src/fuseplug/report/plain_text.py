@@ -14,7 +14,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 
 _IN_ASCII = str.maketrans({"─": "-", "×": "x", "…": "...", "–": "-", "→": "->", "µ": "u"})
-"""What stands for characters of our own where an encoding lacks them."""
+"""Substitutes for characters that Fuseplug itself prints, for encodings that lack them."""
 
 
 def one_line(text: object) -> str:
@@ -23,12 +23,12 @@ def one_line(text: object) -> str:
 
 
 def some_lines(text: object) -> str:
-    """The same, with the lines kept."""
+    """*text* without terminal escapes and control characters, its lines kept."""
     return "\n".join(_lines(text))
 
 
 def printable(text: str) -> str:
-    """*text* as ``print`` can write it: where the encoding of stdout lacks a character, another stands for it."""
+    """*text* as ``print`` can write it, with substitutes for characters that the encoding of stdout lacks."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)

@@ -1,4 +1,4 @@
-"""Which of the processes of a distributed run this is."""
+"""Tells which process of a distributed run this is."""
 
 from __future__ import annotations
 

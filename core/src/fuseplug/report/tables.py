@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 _STYLES = {"ready": "green", "ok": "green", "broken": "red", "conflict": "red", "in conflict": "red", "fail": "red"}
 
 UNLIMITED = 1 << 14
-"""How wide what is no terminal is: no line is wrapped there."""
+"""The width of output that is no terminal: no line is wrapped there."""
 
 
 class _Unpadded(NamedTuple):
-    """*stream*, which is no terminal, without the blanks that fill a cell at the end of a line."""
+    """Writes to *stream*, which is no terminal, without the blanks that fill a cell at the end of a line."""
 
     stream: TextIO
 
@@ -35,7 +35,7 @@ class _Unpadded(NamedTuple):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where a command writes: as wide as the terminal, or as ``COLUMNS`` says; else lines are as long as they are."""
+    """The console of a command, as wide as the terminal or ``COLUMNS`` says; without either, no line is wrapped."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -45,11 +45,11 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def with_whole_words(table: Table, width: int, folded: Collection[str] = ()) -> Table:
-    """*table*, whose columns are no narrower than their longest words, as far as *width* has room for them.
+    """Make the columns of *table* no narrower than their longest words, as far as *width* has room; return *table*.
 
     Args:
-        table: Its cells are strings and ``rich.text.Text``.
-        width: That of what it is printed on.
+        table: A table whose cells are strings and ``rich.text.Text``.
+        width: The width of the console.
         folded: The columns whose words may be broken, by the first line of their header.
     """
     for column in table.columns:
@@ -79,7 +79,7 @@ def print_table(out: Console, table: Table, *folded: str) -> None:
 
 
 def state_text(state: str) -> Text:
-    """*state* of a kernel or of a check, in its colour."""
+    """The *state* of a kernel or of a check, in its colour."""
     from rich.text import Text
 
     return Text(state, _STYLES.get(state, "yellow"))

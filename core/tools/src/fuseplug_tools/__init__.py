@@ -1,1 +1,1 @@
-"""The commands of Fuseplug beyond ``list`` and ``plan``, and what they share."""
+"""The commands of Fuseplug beyond ``list`` and ``plan``, and their shared code."""

@@ -1,4 +1,4 @@
-"""What an Ascend NPU needs: CANN, the driver and its firmware, torch_npu; and what torch's attention runs there."""
+"""Checks what an Ascend NPU needs (CANN, driver, firmware, torch_npu), and what torch's attention runs there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .machine import Diagnosis, MachineState, first_cause, version_of
 AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 CANN_VARIABLE = "ASCEND_HOME_PATH"
 ASCEND = Path("/usr/local/Ascend")
-"""Where driver, firmware and CANN are, unless whoever installed them chose another place."""
+"""Where the driver, the firmware and CANN are installed by default."""
 
 MADE_FOR: Mapping[str, tuple[str, ...]] = {
     "8.3.RC1": ("2.7.1", "2.8.0"),
@@ -21,12 +21,12 @@ MADE_FOR: Mapping[str, tuple[str, ...]] = {
     "9.0.0": ("2.7.1.post4", "2.8.0.post4", "2.9.0.post2"),
     "9.1.0": ("2.7.1.post5", "2.9.0.post3", "2.10.0", "2.11.0", "2.12.0"),
 }
-"""By release of CANN, the first torch_npu of each series that is made for it: COMPATIBILITY.md of Ascend/pytorch at
-031eec5c, August 2026. Of later ones, such as 2.13.0, it says nothing, and neither do we."""
+"""For each release of CANN, the first torch_npu of each series that is made for it. Source: COMPATIBILITY.md of
+Ascend/pytorch at 031eec5c, August 2026. It does not list later series, such as 2.13.0, so neither does this table."""
 
 
 def ascend(machine: MachineState) -> Iterator[Diagnosis]:
-    """torch_npu, and where anything of Ascend is here, the rest."""
+    """torch_npu; CANN and the driver, if anything of Ascend is here; attention, if torch sees an NPU."""
     yield torch_npu(machine)
     if machine.npus or machine.environ.get(CANN_VARIABLE) or version_of("torch_npu"):
         yield cann(machine)
@@ -61,7 +61,7 @@ def torch_npu(machine: MachineState) -> Diagnosis:
 
 
 def cann(machine: MachineState) -> Diagnosis:
-    """The CANN toolkit and the operators of the chip, by the files that their installers leave behind."""
+    """The CANN toolkit and the operators of the chip, according to the files that their installers leave behind."""
     home, torch_npu_version = machine.environ.get(CANN_VARIABLE), version_of("torch_npu") or "0"
     packages = [_entries(path) for path in sorted(Path(home).glob("*-linux/ascend_*_install.info"))] if home else []
     versions = {row.get("package_name", "").removeprefix("Ascend-cann-"): row.get("version", "") for row in packages}
@@ -82,13 +82,13 @@ def driver(machine: MachineState) -> Diagnosis:
     versions = {part: _entries(ASCEND / part / "version.info").get("Version") for part in ("driver", "firmware")}
     finding = ", ".join(f"{part} {version}" for part, version in versions.items() if version)
     remedy = ""
-    if not finding and machine.npus:  # a container sees the devices, and this file only if it is mounted
+    if not finding and machine.npus:  # a container sees the devices, but this file only if it is mounted
         finding, remedy = f"unknown, without {ASCEND}/driver/version.info", "npu-smi info says the driver's version"
     return Diagnosis("NPU driver", "ok", finding or "not here", remedy)
 
 
 def attention(machine: MachineState) -> Diagnosis:
-    """What torch's attention runs on an NPU: a call of 2,048 numbers has the gradient of what computed it."""
+    """What torch's attention runs on an NPU: the gradient of a call with 2,048 numbers names the operation."""
     torch = machine.torch
     try:
         query = torch.ones(1, 1, 32, 64, dtype=torch.float16, device="npu", requires_grad=True)
@@ -103,14 +103,14 @@ def attention(machine: MachineState) -> Diagnosis:
 
 
 def made_for(torch_npu_version: str) -> str | None:
-    """The release of CANN that a torch_npu is made for; ``None`` if that is not known."""
+    """The release of CANN that this version of torch_npu is made for; ``None`` if unknown."""
     ours = Version(torch_npu_version)
     rows = [(cann, first) for cann, firsts in MADE_FOR.items() for first in map(Version, firsts)]
     return next((cann for cann, first in reversed(rows) if first.release == ours.release and first <= ours), None)
 
 
 def cann_script() -> Path:
-    """What sets up CANN in a shell: since CANN 8.5 it is in another directory."""
+    """The script that sets up CANN in a shell. CANN 8.5 and later have it in another directory."""
     scripts = [ASCEND / folder / "set_env.sh" for folder in ("cann", "ascend-toolkit")]
     return next((script for script in scripts if script.exists()), scripts[-1])
 

@@ -1,4 +1,4 @@
-"""``fuseplug check``. The kit is another distribution, and imported when it is needed."""
+"""``fuseplug check``. The conformance kit is another distribution, so it is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check(
 ) -> None:
     """Check whether kernels are right, with the conformance kit; exit with 1 if one is not, or could not be run."""
     try:
-        import fuseplug_testing  # noqa: F401 - whether it is there
+        import fuseplug_testing  # noqa: F401 - to see whether it is installed
     except ModuleNotFoundError as error:
         raise FuseplugError('`fuseplug check` needs the conformance kit: pip install "fuseplug[testing]"') from error
     from fuseplug_testing.command import check as run

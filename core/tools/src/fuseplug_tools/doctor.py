@@ -109,7 +109,7 @@ def accelerate() -> Diagnosis:
 
 
 def linear_attention(machine: MachineState) -> Diagnosis:
-    """The packages that transformers calls for linear attention and state spaces, wherever the tensors are."""
+    """The packages that transformers calls for linear attention and state spaces, on any device."""
     installed = {name: version for name in LINEAR_ATTENTION if (version := version_of(name))}
     idle = [name for name in installed if not {*LINEAR_ATTENTION[name]} & {*machine.devices}]
     packages = ", ".join(map(" ".join, installed.items()))
@@ -141,7 +141,7 @@ def _kernel(machine: MachineState, record: KernelRecord) -> Diagnosis:
 
 
 def _loading(record: KernelRecord) -> tuple[State, str, str]:
-    """Why there is no kernel: what the user turned off, left out or wants in vain is not the installation's fault."""
+    """Why there is no kernel. It is no fault if the user turned it off, left it out or asked for it in vain."""
     chosen = record.state in ("off", "not allowed", "not installed")
     state: State = "ok" if chosen else "fail" if record.distribution else "warn"
     remedy = "`fuseplug list -v` shows the traceback" if record.traceback else ""

@@ -1,4 +1,4 @@
-"""What the checks of ``fuseplug doctor`` look at, and what each of them finds."""
+"""The input and the results of the checks of ``fuseplug doctor``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ State = Literal["ok", "warn", "fail"]
 
 
 class Diagnosis(NamedTuple):
-    """What one check found.
+    """The result of one check.
 
     Attributes:
-        name: What was looked at.
+        name: What was checked.
         state: ``"fail"`` means that something installed cannot work.
         found: What is there.
         remedy: What to do about it; ``""`` if there is nothing to do.
@@ -32,12 +32,12 @@ class Diagnosis(NamedTuple):
 
 @dataclass(frozen=True)
 class MachineState:
-    """What the checks look at.
+    """The state of the machine, as the checks see it.
 
     Attributes:
-        environ: The environment variables, and what the user's file says of those of Fuseplug.
-        torch: The module, if it could be imported.
-        torch_error: What it raised if it could not.
+        environ: The environment variables, with the settings of Fuseplug from the user's file.
+        torch: The module; ``None`` if importing it or listing the devices failed.
+        torch_error: The error in that case.
         devices: The device types that are present.
         npus: How many Ascend NPUs the kernel driver shows, whether torch knows them or not.
     """
@@ -53,7 +53,7 @@ def look(environ: Mapping[str, str] | None = None) -> MachineState:
     """Import torch and list the devices. If that fails, the error is kept for the checks to explain.
 
     Raises:
-        SettingsError: If *environ* is not given, and the user's file is not right.
+        SettingsError: If *environ* is not given and the user's file is invalid.
     """
     environ = environment() if environ is None else environ
     npus = len(list(Path("/dev").glob("davinci[0-9]*")))
@@ -68,7 +68,7 @@ def look(environ: Mapping[str, str] | None = None) -> MachineState:
 
 
 def version_of(distribution: str) -> str | None:
-    """The version of *distribution* that is installed."""
+    """The installed version of *distribution*; ``None`` if it is not installed."""
     try:
         return importlib_metadata.version(distribution)
     except importlib_metadata.PackageNotFoundError:
@@ -76,7 +76,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def first_cause(error: BaseException) -> str:
-    """The first cause, which is what names the missing library."""
+    """The type and message of the first cause of *error*, which names the missing library."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {str(error).strip()}"

@@ -1,4 +1,4 @@
-"""Which functions transformers computes in PyTorch unless a package is installed, and what computes them faster."""
+"""Functions that transformers computes in PyTorch unless a package is installed, and packages that are faster."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class ReferenceFunctions(NamedTuple):
-    """Functions in the files of transformers' models, which its ``use_kernel_func_from_hub_with_fallback`` decorates.
+    """Functions in transformers' model files that ``use_kernel_func_from_hub_with_fallback`` decorates.
 
     Attributes:
-        names: Theirs.
-        distribution: That of Fuseplug whose kernels replace them.
-        devices: The devices of its kernels.
-        package: What transformers calls in their place, on any device, if it can import `module`.
-        module: The name by which that is imported.
-        package_devices: The devices of its kernels.
+        names: Their names.
+        distribution: The distribution of Fuseplug whose kernels replace them.
+        devices: The device types of these kernels.
+        package: The package that transformers calls instead, on any device, if it can import `module`.
+        module: The name under which the package is imported.
+        package_devices: The device types of the package's kernels.
     """
 
     names: tuple[str, ...]
@@ -34,7 +34,7 @@ class ReferenceFunctions(NamedTuple):
     package_devices: tuple[str, ...]
 
     def remedy(self, device: str) -> str | None:
-        """What to install for models on *device*; ``None`` if all is installed, or nothing has kernels for it."""
+        """The package to install for models on *device*; ``None`` if none is missing or none has kernels for it."""
         if _importable(self.module):
             return None
         if device in self.devices:
@@ -81,13 +81,13 @@ REFERENCE_FUNCTIONS = (
         ("cuda",),
     ),
 )
-"""All of transformers 5.24 that kernels of Fuseplug replace."""
+"""All such functions of transformers 5.24 that kernels of Fuseplug replace."""
 
 
 def notes(model: nn.Module, report: Report) -> Iterator[str]:
-    """Yield a sentence for each class of *model* and each of `REFERENCE_FUNCTIONS` that it calls in PyTorch.
+    """Yield a sentence for each class of *model* and each row of `REFERENCE_FUNCTIONS` that it calls in PyTorch.
 
-    Only those for which something can be installed, on a device that *report* plans for.
+    A row counts only if a package can be installed for it, for a device that *report* plans for.
     """
     classes = dict.fromkeys(map(type, model.modules()))
     for functions in REFERENCE_FUNCTIONS:
@@ -102,7 +102,7 @@ def notes(model: nn.Module, report: Report) -> Iterator[str]:
 
 
 def to_install(devices: Sequence[str]) -> list[str]:
-    """What has kernels for the functions on one of *devices*, and is not installed."""
+    """The packages to install for models on one of *devices*."""
     return list(dict.fromkeys(name for row in REFERENCE_FUNCTIONS for kind in devices if (name := row.remedy(kind))))
 
 
@@ -111,7 +111,7 @@ def _called(cls: type, names: Sequence[str]) -> list[str]:
         module = str(getattr(value, "__module__", ""))
         return getattr(value, "__name__", "") in names and module.startswith("transformers.models.")
 
-    return [*called_functions(cls.forward, is_reference)]  # type: ignore[attr-defined]  # all modules have one
+    return [*called_functions(cls.forward, is_reference)]  # type: ignore[attr-defined]  # modules have one
 
 
 def _importable(module: str) -> bool:

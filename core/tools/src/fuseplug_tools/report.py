@@ -16,7 +16,7 @@ from fuseplug.cli import main
 from .redaction import redacted
 
 VARIABLES = re.compile("ASCEND_|CUDA_|FUSEPLUG_|HCCL_|HF_|NPU_|OMP_|PYTORCH_|TASK_QUEUE|TORCH|TRITON_")
-"""How the names of the environment variables begin that change what torch, transformers and kernels do."""
+"""How names of environment variables begin if they change what torch, transformers or kernels do."""
 
 app = typer.Typer(add_completion=False)
 
@@ -25,7 +25,7 @@ app = typer.Typer(add_completion=False)
 def report(
     plan: Annotated[list[str] | None, typer.Argument(metavar="[MODEL] [OPTION]", help="As of `fuseplug plan`.")] = None,
 ) -> None:
-    """Print what an issue needs, to be pasted: this machine, the settings, the environment and the plan of a model.
+    """Print what to paste into an issue: this machine, the settings, the environment and the plan of a model.
 
     The home directory, the names of the user and of the machine, logins and tokens are left out.
     """
@@ -36,13 +36,13 @@ def report(
 
 
 def _output(*command: str) -> str:
-    """A command, what it prints on both of its streams, and how it ends."""
+    """Run a command; return its command line, what it prints on both streams, and how it ends."""
     with io.StringIO() as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         out.write(f"$ fuseplug {' '.join(command)}\n")
         try:
             main(command)
         except SystemExit as end:
             out.write(f"exit status {end.code or 0}\n")
-        except Exception:  # noqa: BLE001 - what an issue is written about
+        except Exception:  # noqa: BLE001 - an issue is written about such an error
             traceback.print_exc()
         return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")

@@ -1,6 +1,6 @@
-"""The private name of torch that these tools need, because torch documents nothing that says the same.
+"""The one private name of torch that these tools need, because torch documents nothing equivalent.
 
-It is in torch 2.7, the oldest that the metadata admit. Importing this imports torch, but not Dynamo.
+It exists in torch 2.7, the oldest version that the package metadata allow. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ __all__ = ["default_store"]
 
 
 def default_store() -> Any:
-    """The store with which the ranks of the default process group met. A new one would need an address of its own."""
+    """The store through which the ranks of the default process group met. A new one would need its own address."""
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._get_default_store()

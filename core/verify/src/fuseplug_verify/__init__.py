@@ -4,7 +4,7 @@
 >>> semantics = examine(module, candidate)  # doctest: +SKIP
 >>> conditions = check(semantics, module, kernel, "cuda")  # doctest: +SKIP
 
-Importing this imports no torch.
+Importing this package does not import torch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
     "said_by",
 ]
 
-# By the modules that have them, which import torch.
+# Names that are imported late, by module, because these modules import torch.
 _LATE = {
     ".reading.hazards": ("hazard",),
     ".reading.naming": ("constants", "names"),

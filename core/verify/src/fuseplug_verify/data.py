@@ -1,4 +1,4 @@
-"""What is exchanged with whoever has something verified. Importing it imports no torch."""
+"""The data that this library exchanges with its callers. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Compute = Callable[..., Any]
 
 
 class Adapter(abc.ABC):
-    """Calls a kernel for one variant of an op in the way in which a module calls its own code.
+    """Calls a kernel for one variant of an op in the way that a module calls its own code.
 
     Subclass it as a **frozen dataclass**: adapters are compared by value, so that modules which need the same adapter
     share one function (and ``torch.compile`` compiles it once).
@@ -28,13 +28,14 @@ class Adapter(abc.ABC):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """What the bound function reads from the module at each call, by names with dots (``"config.dropout"``).
+        """What the bound function reads from the module at each call, as dotted names (``"config.dropout"``).
 
-        ``"*"`` is each item of a list of modules: ``"experts.*.up_proj.weight"``.
-        Name parameters, buffers, numbers and flags. Do not name the children that it calls: Fuseplug finds them.
-        What is named here may change after the kernel was applied, because the kernel sees the change. Everything else
+        ``"*"`` stands for each item of a list of modules: ``"experts.*.up_proj.weight"``. Name parameters, buffers,
+        numbers and flags. Do not name the children that the function calls: Fuseplug finds them. A value that is named
+        here may change after the kernel was applied, because the kernel sees the change. Every other number or flag
         that the original reads is compared at each call with its former value, and the original runs if it differs. So
-        an adapter that names too little is right, but a little slower.
+        an adapter that leaves one out is right, but a little slower. If a tensor that is left out makes a difference,
+        the site is left alone.
         """
         return ()
 
@@ -42,19 +43,19 @@ class Adapter(abc.ABC):
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return a drop-in replacement for the target that lets *compute* do the work.
 
-        For a method it is a plain function whose first parameter is the module. Read parameters and attributes from the
-        module at each call, never from the site, so that later changes of the module are seen. For a function target it
-        is a function with the signature of the function that it replaces.
+        For a method, the replacement is a plain function whose first parameter is the module. It must read parameters
+        and attributes from the module at each call, never from the site, so that it sees later changes of the module.
+        For a function, the replacement has the signature of the function that it replaces.
 
-        Fuseplug calls the result as the examples were called. If the caller wrote the call in another way, Fuseplug
-        puts the arguments in place first. It calls the original instead whenever something differs from what was
-        verified: device type, dtype, arguments, or anything that the original depends on and `reads` does not name.
-        Return ``NotImplemented`` for any other call that the original is to compute. A `ValueError` of the function or
-        of the kernel means that too, as when a weight has got another shape: outside programs that are compiled.
+        Fuseplug calls the replacement as the examples were called. If the caller wrote the call in another way,
+        Fuseplug puts the arguments in place first. It calls the original instead whenever something differs from what
+        was verified: device type, dtype, arguments, or anything that the original depends on and `reads` does not name.
+        The replacement returns ``NotImplemented`` for any other call that the original is to compute. Outside compiled
+        programs, a `ValueError` of the replacement or of the kernel means the same: a weight may have a new shape.
         """
 
     def standing_for(self, original: Callable[..., Any], compute: Compute) -> Callable[..., Any]:
-        """The function that `bind` returns, with *original* called when that returns ``NotImplemented``."""
+        """Return a function that calls what `bind` returns, and *original* if the result is ``NotImplemented``."""
         bound = self.bind(compute)
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -69,17 +70,18 @@ class Example:
     """Small inputs on the CPU that distinguish the variants that a site may have.
 
     Attributes:
-        args: Positional arguments of the target, without the module. The first tensor is the main input. Tensors should
-            lie in memory as in a model, because a kernel may be compiled for a layout.
+        args: Positional arguments of the target, without the module. The main input is the first floating-point tensor,
+            or the first tensor if none is. Tensors should have the memory layout that they have in a model, because a
+            kernel may be compiled for a layout.
         parameters: For a method target: fresh values for the module's own parameters and buffers, by name.
         children: For a method target: modules that replace the module's own children, by name.
-        attributes: For a method target: other values for the module's attributes. Sizes, so that a large module can be
-            tried small; numbers, so that a number which happens to be 1 or infinite is seen to be used.
+        attributes: For a method target: other values for the module's attributes. Give sizes, so that a large module
+            can be tried small, and numbers, because the use of a number that happens to be 1 or infinite does not show.
         kwargs: The arguments that the bound function of the adapter takes by keyword. Callers may write the call in any
             way.
-        after: What the model goes on to do with the result: ``after(result)``. What that returns is compared instead of
-            the result, with its gradients. So a small module stands for a large model. It must work for results of any
-            length, dtype and device, and give the same each time.
+        after: What the model goes on to do with the result. The value of ``after(result)``, with its gradients, is
+            compared instead of the result, so that a small module stands for a large model. The function must work for
+            results of any length, dtype and device, and return the same each time.
     """
 
     args: Sequence[Any]
@@ -96,7 +98,7 @@ class Example:
 
 @dataclass(frozen=True)
 class AsCalled(Adapter):
-    """Calls a function as the original itself is called: for a replacement that has the original's parameters."""
+    """Calls a replacement, which must have the original's parameters, just as the original is called."""
 
     variant = "the original"
 
@@ -110,33 +112,33 @@ class Candidate:
     """What a module or a function may compute: the variants of one op, and the examples that tell them apart.
 
     Attributes:
-        example: ``example(mix, size, generator)`` makes inputs and parameters for one of *mixes*; *size* is the number
-            of elements that the main input should have, approximately and at least. Random numbers come from
-            *generator*, so that the same call makes the same example.
-        mixes: The combinations to check, opaque to this library: of dtypes, and of what else differs between calls,
-            such as an optional argument. The first is that of the module as it is now.
-        adapters: The variants that it may be, most likely first. By default the one that calls a function as the
-            original is called.
-        reference: The op in plain PyTorch, the definition of right. It computes in ``promote(x.dtype, float32)``, so
-            that float64 inputs give the truth. By default the original itself, run in float64.
-        likely: Those of *mixes*, besides the first, in which the kernel itself is run. By default all in which the
+        example: ``example(mix, size, generator)`` makes inputs and parameters for one of *mixes*. The main input should
+            have about *size* elements, and not fewer. Random numbers come from *generator*, so that the same call makes
+            the same example.
+        mixes: The combinations to check: of dtypes, and of anything else that differs between calls, such as an
+            optional argument. This library does not look into them. The first is that of the module as it is now.
+        adapters: The variants that the original may be, most likely first. The default is the adapter that calls a
+            function as the original is called.
+        reference: The op in plain PyTorch, which defines the right result. It computes in ``promote(x.dtype,
+            float32)``, so that float64 inputs give the truth. The default is the original itself, run in float64.
+        likely: The *mixes*, besides the first, in which the kernel itself is run. The default is all mixes in which the
             module's own tensors have the same dtypes as in the first.
         roundings: How many roundings to the output's dtype a right implementation may accumulate.
-        working_roundings: How many roundings in float32, in which it computes, it may accumulate before that.
-        exact: Whether the original must equal the reference bit for bit. If not, it must be within the tolerance of
-            the reference in float64, values and gradients, in every mix.
-        impossible: Conditions, in the words of the original's code, for which every input gives the same answer as
+        working_roundings: How many roundings to float32, in which it computes, it may accumulate before those.
+        exact: Whether the original must equal the reference bit for bit. If not, its values and gradients must be
+            within the tolerance of the reference in float64, in every mix.
+        impossible: Conditions, as the original's code writes them, that have the same outcome for every input as for
             all examples, unless the original raises.
-        lazy: The class of results that stand for tensors and have ``computed()``, which gives the tensor.
-        check_sizes: Numbers of elements at which a kernel is run on its device. Name more than one where it takes
+        lazy: The class of lazy results, which stand for tensors; their method ``computed()`` returns the tensor.
+        check_sizes: Numbers of elements at which a kernel is run on its device. Name more than one if the kernel takes
             different paths for small and large inputs.
-        identity: What the kernel is, in plain data that is the same in every process, to keep the result of its check
-            between them; empty: it is not kept.
-        packages: The top packages whose code takes part, besides those of the adapters.
+        identity: The kernel's identity, as plain data that is the same in every process. The result of the kernel's
+            check is kept for other processes under it; if it is empty, the result is not kept.
+        packages: The top-level packages whose code takes part, besides those of the adapters.
     """
 
     SMALL: ClassVar[int] = 64
-    """Elements wanted in the examples that tell variants apart, which can do with as few."""
+    """How many elements the examples that tell variants apart should have: so few are enough."""
 
     example: Callable[[Any, int, torch.Generator], Example]
     mixes: Sequence[Any]
@@ -153,10 +155,10 @@ class Candidate:
     packages: Sequence[str] = ()
 
     def example_of(self, mix: Any, size: int = SMALL, number: int = 0) -> Example:
-        """The example for one mix and size: always the same one, and another for each *number*.
+        """Return the example for one mix and size: always the same one, but another for each *number*.
 
         Raises:
-            TypeError: If what `example` gives is not one.
+            TypeError: If `example` does not return an `Example` whose first argument is a tensor.
         """
         import torch
 
@@ -168,13 +170,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why something is not what it was said to be, or cannot be found out.
+    """Why an original or a kernel is not what it was said to be, or why this cannot be found out.
 
     Attributes:
         reason: What differs, where, and by how much, for a person to read.
         kind: ``"unlike"``: the original computes none of the variants, or cannot be read or run. ``"failed"``: the
             kernel's numbers are wrong. ``"rounding"``: they are right, but not the original's bit for bit.
-            ``"error"``: somebody's code raised. ``"unsupported"``: it is of a sort that cannot be looked at.
+            ``"error"``: somebody's code raised. ``"unsupported"``: the subject is of a kind that cannot be verified.
     """
 
     reason: str
@@ -186,10 +188,10 @@ class Semantics:
     """What a subject was found to compute.
 
     Attributes:
-        candidate: What it was said to be.
+        candidate: What the subject was said to be.
         adapter: The adapter of its variant.
-        accepts: The calls for which that was found.
-        draws: Whether it may draw random numbers.
+        accepts: The calls for which this was found.
+        draws: Whether the original may draw random numbers.
         evidence: A hash of what the original did on the examples and of its code; ``""`` if there is none.
     """
 
@@ -202,14 +204,14 @@ class Semantics:
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions in which a kernel computes on its device what the original does.
+    """The conditions under which a kernel computes on its device what the original computes.
 
     Attributes:
-        dtypes: As `VerifiedCalls.dtypes`: those in which it was run.
-        contiguous: Whether it computes what the original does only if the input is contiguous.
-        no_autocast: Whether it computes what the original does only without autocast.
-        ranks: The numbers of dimensions of the main input with which it was right; empty if all were.
-        before: Whether that was found in another process, and kept.
+        dtypes: The combinations of dtypes in which the kernel was run and was right, as in `VerifiedCalls.dtypes`.
+        contiguous: Whether it is right for contiguous inputs only.
+        no_autocast: Whether it is right without autocast only.
+        ranks: The numbers of dimensions of the main input for which it was right; empty if it was right for all.
+        before: Whether this was found in another process, and kept.
     """
 
     dtypes: tuple[Dtypes, ...]
@@ -219,7 +221,7 @@ class Conditions:
     before: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for another process."""
+        """Return the conditions as plain data, for another process."""
         return {
             "dtypes": [[dtype and str(dtype).removeprefix("torch.") for dtype in row] for row in self.dtypes],
             "contiguous": self.contiguous,
@@ -229,7 +231,7 @@ class Conditions:
 
     @classmethod
     def kept(cls, answer: Any) -> Conditions | None:
-        """What `to_dict` made plain data of; ``None`` if that is something else."""
+        """Return the conditions of which `to_dict` made *answer*; ``None`` if *answer* is something else."""
         import torch
 
         try:

@@ -3,4 +3,4 @@
 import time
 
 LOADED = time.time()
-"""Of a distribution that was installed later, the process may have imported what was there before."""
+"""If a distribution was installed later, the process may have imported the files that were there before."""

@@ -1,4 +1,4 @@
-"""A lock of this process: a child that is forked while another thread holds it finds it free."""
+"""A lock of this process that is free in a forked child, even if another thread held it at the fork."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["ProcessLock"]
 
 
 class ProcessLock:
-    """A re-entrant lock, to be used with ``with``.
+    """A re-entrant lock, used as a context manager.
 
-    A fork has only the thread that forked. What another thread held would be held for ever in the child.
+    A forked child has only the thread that forked. A plain lock that another thread held would stay locked there.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class ProcessLock:
             os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
-        if self._lock.acquire(blocking=False):  # nobody holds it, or this thread
+        if self._lock.acquire(blocking=False):  # no thread holds it, or this thread does
             self._lock.release()
         else:
             self._lock = threading.RLock()

@@ -1,12 +1,12 @@
-"""Replace a function that a method looks up as a global of its module, for those who call one copy of the method.
+"""Replaces a function that a method looks up as a global of its Python module, in one copy of the method only.
 
-A method like ``LlamaAttention.forward`` calls ``apply_rotary_pos_emb``, a global of its module. Setting that global
-would reach every model in the process, so the one instance gets a copy of the method in which the *name* is another
-one: an alias, put in the same globals, that nobody else says. The globals themselves are never copied: Dynamo guards
-globals by module and name, and confuses a module's two sets of globals without a word.
+A method like ``LlamaAttention.forward`` calls ``apply_rotary_pos_emb``, a global of its Python module. Setting that
+global would affect every model in the process. So the one instance gets a copy of the method that uses another *name*:
+an alias in the same globals, which no other code uses. The globals themselves are never copied: Dynamo guards globals
+by module and name, and silently confuses two sets of globals of one module.
 
-An alias lives as long as the code that says it, and the replacement lives as long as its alias: a replacement that
-holds the very module it is for keeps it in memory until the patch is taken off.
+An alias lives as long as the code that uses it, and a replacement lives as long as its alias. So a replacement that
+refers to the very module that it serves keeps this module in memory until the patch is taken off.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GLOBAL_WRITES = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
 
 
 class RebindError(Exception):
-    """A function cannot be replaced for one copy of a method only."""
+    """A function cannot be replaced in one copy of a method only."""
 
 
 _Key: TypeAlias = frozenset[tuple[str, int]]
@@ -41,15 +41,15 @@ _serial = itertools.count(1)
 _copies: weakref.WeakKeyDictionary[types.FunctionType, weakref.WeakValueDictionary[_Key, types.FunctionType]] = (
     weakref.WeakKeyDictionary()
 )
-# Re-entrant, since building a copy can set off a garbage collection, and with it anybody's __del__.
+# Re-entrant, because building a copy can start a garbage collection, and with it any object's __del__.
 _lock = ProcessLock()
 
 
 def calls(method: Callable[..., Any], name: str) -> bool:
-    """Say whether *method*, or a function it wraps, looks *name* up as a global.
+    """Return whether *method*, or a function that it wraps, looks *name* up as a global.
 
-    What it wraps is found through closures, not through ``__wrapped__``: that says where a function comes from, not
-    what it calls. False for what is no Python function or method.
+    Wrapped functions are found through closures, not through ``__wrapped__``, which says where a function comes from,
+    not what it calls. The answer is False for anything but a Python function or method.
     """
     return any(_uses(code, name) & _READS for function in _reached(method) for code in all_codes(function.__code__))
 
@@ -57,14 +57,14 @@ def calls(method: Callable[..., Any], name: str) -> bool:
 def called_functions(
     method: Callable[..., Any], like: Callable[[Any], bool] = inspect.isfunction
 ) -> dict[str, Callable[..., Any]]:
-    """Return what *method*, or a function it wraps, looks up as globals and may call, by name.
+    """Return what *method*, or a function that it wraps, looks up as globals and may call, by name.
 
-    What each name means is what it means now.
+    Each name has its present value.
 
     Args:
-        method: A function, or a method of a class; for what is neither there is nothing to be seen.
-        like: Which values count; plain Python functions if not said. It is asked before any code is read, so that
-            many methods can be looked through.
+        method: A function, or a method of a class; for anything else, the result is empty.
+        like: Says which values count; by default, plain Python functions. It is called before any code is read, so
+            that many methods can be searched quickly.
     """
     called = {}
     for function in _reached(method):
@@ -77,11 +77,11 @@ def called_functions(
 
 
 def space_of(method: Callable[..., Any], name: str) -> dict[str, Any]:
-    """The globals in which *method*, or the function it wraps that looks *name* up, finds it.
+    """Return the globals in which *method*, or a function that it wraps, looks *name* up.
 
     Raises:
-        RebindError: Nobody looks *name* up, the module has no such global, or a copy with another word for it could
-            differ from *method* in more than that.
+        RebindError: If *name* is not looked up, if the Python module has no such global, or if a copy with another name
+            in its place could differ from *method* in more than that.
     """
     users = [function for function in _reached(method) if _looks_up(function, name)]
     for function in _reached(method):
@@ -101,20 +101,20 @@ def space_of(method: Callable[..., Any], name: str) -> dict[str, Any]:
 
 
 def rebound(method: types.FunctionType, replacements: Mapping[str, Callable[..., Any]]) -> types.FunctionType:
-    """Return a copy of *method*, and of what it wraps, that calls the *replacements* where it said their names.
+    """Return a copy of *method*, and of what it wraps, that calls the *replacements* in place of the named globals.
 
-    While anybody uses the copy, the same question gets the same copy, so that ``torch.compile`` compiles one function
+    While the copy is in use, the same arguments give the same copy, so that ``torch.compile`` compiles one function
     however many instances are patched. Nothing here keeps the copy alive; hold it to patch, undo and patch again
     without another compilation.
 
     Args:
-        method: The function that the class has; it stays as it is.
-        replacements: What it is to find instead, by the name that it looks up.
+        method: The function of the class, which stays as it is.
+        replacements: The functions to find instead, by the name that is looked up.
 
     Raises:
-        RebindError: A name is not looked up, or the copy could differ from *method* in more than what was asked for.
+        RebindError: If a name is not looked up, or if the copy could differ from *method* in more than was asked for.
     """
-    # As good as the replacements themselves: while the copy lives its aliases hold them, and no id is given away.
+    # Ids stand for the replacements: while the copy lives, its aliases hold the replacements, and no id is reused.
     key = frozenset((name, id(replacement)) for name, replacement in replacements.items())
     with _lock:
         if not isinstance(method, types.FunctionType):
@@ -129,21 +129,21 @@ def rebound(method: types.FunctionType, replacements: Mapping[str, Callable[...,
 
 
 def _obstacle(code: types.CodeType, name: str, *, inner: bool) -> str | None:
-    """What *code* is or does, if anything, that a copy of it with another word for *name* would do wrong."""
+    """Return why a copy of *code* with another name in place of *name* could go wrong; ``None`` if it could not."""
     uses = _uses(code, name)
     others = ", ".join(sorted(uses - _READS))
     if any(global_name.startswith(_ALIAS) for global_name in code.co_names):
         return "belongs to a copy that was made here before"
     if others and uses & (_READS | _GLOBAL_WRITES):
-        # Its code has one entry for both.
-        return f"also uses that name otherwise ({others})"
+        # The code has one entry for both uses.
+        return f"also uses that name in another way ({others})"
     if uses & _READS and (inner or code.co_flags & _RESUMABLE):
         return "may run when the copy is gone: it is a generator, or a function in a function"
     return None
 
 
 def _copy(function: types.FunctionType, replacements: Mapping[str, Callable[..., Any]]) -> types.FunctionType:
-    """A copy of *function*, and of what it wraps, as far as that looks one of the names up."""
+    """Return a copy of *function*, and of the functions that it wraps, as far as these look one of the names up."""
     code, space = function.__code__, function.__globals__
     aliases = {name: f"{_ALIAS}{name}_{next(_serial)}" for name in replacements if _looks_up(function, name)}
     space |= {alias: replacements[name] for name, alias in aliases.items()}
@@ -152,33 +152,33 @@ def _copy(function: types.FunctionType, replacements: Mapping[str, Callable[...,
         for _, inner in _cells(function)
         if inner is not None and any(calls(inner, name) for name in replacements)
     }
-    # Only cells that hold what is copied are new ones; any other is state that the function may share.
+    # Only cells that hold a copied function are new. Any other cell is state that the function may share.
     closure = tuple(types.CellType(copies[inner]) if inner in copies else cell for cell, inner in _cells(function))
     code = code.replace(co_names=tuple(aliases.get(name, name) for name in code.co_names))
     copy = types.FunctionType(code, space, function.__name__, function.__defaults__, closure)
     copy.__kwdefaults__ = function.__kwdefaults__ and dict(function.__kwdefaults__)
-    functools.update_wrapper(copy, function, updated=())  # knows what metadata this version of Python has
-    del copy.__wrapped__  # type: ignore[attr-defined]  # it is no wrapper: it wraps what *function* wraps
-    # Not __wrapped__ alone: Dynamo's decorators note what they wrap under names of their own.
+    functools.update_wrapper(copy, function, updated=())  # it knows which metadata this version of Python has
+    del copy.__wrapped__  # type: ignore[attr-defined]  # the copy does not wrap *function*, but what that wraps
+    # Not __wrapped__ alone: Dynamo's decorators keep what they wrap under names of their own.
     for key, value in vars(function).items():
         vars(copy)[key] = copies.get(value, value) if isinstance(value, types.FunctionType) else value
     for alias in aliases.values():
-        # No lock is taken here: this may run inside any allocation, and no alias is ever used twice.
-        weakref.finalize(copy, space.pop, alias, None).atexit = False  # a thread may still be calling it
+        # The finalizer takes no lock: it may run inside any allocation, and no alias is ever used twice.
+        weakref.finalize(copy, space.pop, alias, None).atexit = False  # a thread may still be calling the copy then
     return copy
 
 
 def _reached(method: Callable[..., Any]) -> list[types.FunctionType]:
-    """Return the Python functions that *method* is made of: itself, and all that closures hold."""
+    """Return the Python functions that make up *method*: itself, and all that closures hold."""
     start = method.__func__ if isinstance(method, types.MethodType) else method
     reached = [start] if isinstance(start, types.FunctionType) else []
-    for function in reached:  # grows on the way; a closure may well hold the function it belongs to
+    for function in reached:  # the list grows meanwhile; a closure may hold its own function
         reached += dict.fromkeys(inner for _, inner in _cells(function) if inner is not None and inner not in reached)
     return reached
 
 
 def _cells(function: types.FunctionType) -> Iterator[tuple[types.CellType, types.FunctionType | None]]:
-    """Yield the cells of a closure, each with the Python function it holds, if it holds one."""
+    """Yield the cells of the closure, each with the Python function that it holds, if it holds one."""
     for cell in function.__closure__ or ():
         try:
             content = cell.cell_contents
@@ -200,7 +200,7 @@ def all_codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _uses(code: types.CodeType, name: str) -> set[str]:
-    """Return the opcodes that say *name*: a global, an attribute and an import share one entry in ``co_names``."""
+    """Return the opcodes that use *name*: a global, an attribute and an import share one entry in ``co_names``."""
     return _opcodes(code).get(name, set()) if name in code.co_names else set()
 
 

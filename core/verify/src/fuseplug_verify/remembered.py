@@ -1,4 +1,4 @@
-"""Caches what was found out about a function, as long as the function lives. It imports no torch."""
+"""Caches what was found out about a function, as long as the function lives. Importing it does not import torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Found = TypeVar("Found")
 
 
 def remembered(find: Callable[[Any], Found]) -> Callable[[Any], Found]:
-    """Cache the answers of *find* for each function, or for its code: equal code has equal answers.
+    """Cache the answer of *find* for each function or code object; equal code objects share an answer.
 
-    Pass ``cls.forward``, not ``cls``: then no class is kept alive, and a new ``cls.forward`` has a new answer. The
+    Pass ``cls.forward``, not ``cls``: then no class is kept alive, and a new ``cls.forward`` gets a new answer. The
     answer must not refer to the function, or the function would never be freed.
 
     Args:
-        find: Answers for one function or other callable. The answer is not cached if there can be no weak reference to
-            the callable.
+        find: Returns the answer for one function or other callable. The answer is not cached if the callable cannot be
+            hashed or weakly referenced.
     """
     answers: weakref.WeakKeyDictionary[Any, Found] = weakref.WeakKeyDictionary()
 
@@ -26,7 +26,7 @@ def remembered(find: Callable[[Any], Found]) -> Callable[[Any], Found]:
     def remembering(function: Any) -> Found:
         try:
             has_answer = function in answers
-        except TypeError:  # it has no hash, or no place for weak references
+        except TypeError:  # it cannot be hashed or weakly referenced
             return find(function)
         if not has_answer:
             answers[function] = find(function)

@@ -11,7 +11,7 @@ _ATTRIBUTES: Any = vars(nn.Module)["__dict__"]
 
 
 def attributes_of(module: nn.Module) -> dict[str, Any]:
-    """The attributes of *module* itself, whatever its class would say of them."""
+    """The instance attributes of *module*, even if its class would answer differently."""
     attributes: dict[str, Any] = _ATTRIBUTES.__get__(module)
     return attributes
 
@@ -20,7 +20,7 @@ def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
     """The children of *module*, by name.
 
     Raises:
-        TypeError: If it has no registry of children, or one that holds something else.
+        TypeError: If it has no registry of children, or if the registry holds anything but modules.
     """
     registry = attributes_of(module).get("_modules")
     if registry is None:
@@ -33,7 +33,7 @@ def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
 
 
 def all_below(*modules: nn.Module) -> Iterator[nn.Module]:
-    """*modules* and every module below them, each once, by identity; what holds no children properly has none."""
+    """*modules* and every module below them, each once by identity; one with an invalid registry has no children."""
     seen: set[int] = set()
     waiting = list(modules)
     while waiting:
@@ -59,7 +59,7 @@ def class_name(value: object) -> str:
 def said_by(error: BaseException) -> str:
     """The class of *error* and the first paragraph of its message."""
     try:
-        # After it, torch's dispatcher lists where each of its backends is registered.
+        # After that paragraph, torch's dispatcher lists where each of its backends is registered.
         message = str(error).partition("\n\n")[0]
     except Exception:  # noqa: BLE001 - a third party's exception may raise anything
         message = "(its message cannot be read)"

@@ -1,4 +1,4 @@
-"""What is verified, a method of a module or a function that a method looks up, and how it is run on an example."""
+"""The subject of a verification, a method of a module or a function that a method looks up, and how it is run."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def _every(_name: str) -> bool:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is replaced at a site, ready to be run on examples.
+    """The target at a site, ready to be run on examples.
 
     Attributes:
         original: The function behind the module's method, or the function that the method calls.
         module: For a method, the module whose twins are run; ``None`` for a function.
-        alike: The module's signature: what is true of this subject is true of any other with the same.
+        alike: The module's signature: whatever is true of this subject is true of any other with the same signature.
         space: For a function, the globals in which the method looks it up.
-        draws: Whether it may draw random numbers. Each run then draws the same ones as any other, and the process's
-            generators are put back; if not, they are left alone.
-        lazy: The class of lazy tensors that may stand for its results, as `Candidate.lazy`.
+        draws: Whether the original may draw random numbers. If so, every run draws the same ones, and the process's
+            generators are restored afterwards; if not, the generators are left alone.
+        lazy: The class of lazy tensors that may stand for its results, as in `Candidate.lazy`.
     """
 
     original: Callable[..., Any]
@@ -55,18 +55,18 @@ class Subject:
 
     @classmethod
     def of_method(cls, module: nn.Module, method: Callable[..., Any], alike: int | None = None) -> Subject | Refusal:
-        """*method*, a function of the class of *module*; or why no kernel can read that module.
+        """The subject for *method*, a function of the class of *module*; or why no kernel can read that module.
 
         Args:
-            module: Whose copies are run.
-            method: The function that the class has.
+            module: The module whose copies are run.
+            method: The function of its class.
             alike: As in `Subject`.
         """
         return _odd_tensor(module) or cls(method, module, alike)
 
     @classmethod
     def of_function(cls, method: Callable[..., Any], name: str) -> Subject | Refusal:
-        """The function that *method* looks up as the global *name*; or why it cannot be replaced there."""
+        """The subject for the function that *method* looks up as the global *name*; or why it cannot be replaced."""
         try:
             if not calls(method, name):
                 return Refusal(f"{method.__qualname__} does not call {name}", kind="unsupported")
@@ -94,19 +94,19 @@ class Subject:
         """Call *function* in the place of the original.
 
         Args:
-            function: The original itself, the reference or a kernel, each with the target's signature.
+            function: The original itself, the reference or a kernel, with the target's signature.
             example: Inputs and parameters; copied, never changed.
             device: Where to run.
             dtype: If given, every floating-point tensor is cast to it first.
-            gradients: Whether to run backward, with a fixed random gradient for each differentiable output. If not, it
-                is run as under ``no_grad``.
+            gradients: Whether to run backward, with a fixed random gradient for each differentiable output. If not,
+                *function* runs under ``no_grad``.
             training: If given, the training flag that the twin runs with.
-            arguments: Lays an argument out anew; differentiable, and never the tensor itself: code which writes into
-                its input shall run, and be seen to do so.
-            upstream: Lays out the gradient that comes from above.
+            arguments: Returns a copy of an argument in some memory layout. It is differentiable, and never returns the
+                tensor itself: code that writes into its input must run, and the write must show.
+            upstream: Returns the upstream gradient of an output in some memory layout.
             wants: Whether the gradient of a floating-point argument (``"args[0]"``) or parameter (its name) is wanted.
-            autocast: Whether the forward is run under autocast, to the dtype that is the device's own choice.
-            watching: Entered around the forward.
+            autocast: Whether to run the forward under autocast, with the device's own autocast dtype.
+            watching: A context to enter around the forward.
             change: Called with the twin before it is run.
         """
         device = torch.device(device)
@@ -127,8 +127,8 @@ class Subject:
                 change(double)
             args = (double, *args)
         with same_random_numbers(device.type) if self.draws else contextlib.nullcontext():
-            # Nothing else around a call with gradients: it would put back what a kernel leaves turned off, and that
-            # must be seen.
+            # No other context around a call with gradients: it would turn on again what a kernel leaves turned off,
+            # and that must show.
             with contextlib.ExitStack() as stack:
                 if not gradients:
                     stack.enter_context(torch.no_grad())
@@ -167,7 +167,7 @@ class Subject:
 
 
 def _odd_tensor(module: nn.Module) -> Refusal | None:
-    """Why no kernel can read *module*, if one of its tensors, or one below it, is not dense."""
+    """Why no kernel can read *module*, if a tensor of it or of a module below it is not dense."""
     for part in all_below(module):
         for name, tensor in _own_tensors(part).items():
             if what := not_dense(tensor):
@@ -186,19 +186,19 @@ def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _refuse_undeclared(lazy: type[Any] | None, result: Any) -> None:
-    """Raise a `TypeError` if *result* holds a lazy tensor, one that has ``computed()``, of an undeclared class."""
+    """Raise a `TypeError` if *result* holds a lazy tensor (one with ``computed()``) of an undeclared class."""
     for tensor in tensors(result):
         if hasattr(type(tensor), "computed") and not (lazy is not None and isinstance(tensor, lazy)):
             raise TypeError(f"it returns a {type(tensor).__name__}, which is lazy, and it was not declared")
 
 
 def _computed(lazy: type[Any] | None, value: Any) -> Any:
-    """The tensor for which *value* stands, if it is of the class *lazy*."""
+    """The tensor that *value* stands for, if it is of the class *lazy*; else *value* itself."""
     return value.computed() if lazy is not None and isinstance(value, lazy) else value
 
 
 def _steps(tensor: Tensor) -> tuple[int, ...] | None:
-    """The strides of *tensor*, 0 along dimensions of one element; ``None`` if it leaves out memory or uses it twice."""
+    """The strides of *tensor*, 0 for dimensions of one element; ``None`` if it is empty, or skips or repeats memory."""
     if tensor.layout is not torch.strided or not tensor.numel():
         return None
     steps = sorted((step, size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1)
@@ -211,12 +211,12 @@ def _steps(tensor: Tensor) -> tuple[int, ...] | None:
 
 
 def _placed(device: torch.device, dtype: torch.dtype | None, value: Tensor) -> Tensor:
-    """A copy of *value* where it is run; of *dtype*, if that is given and it is floating."""
+    """A copy of *value* on *device*; of *dtype*, if that is given and *value* is floating-point."""
     return value.detach().to(device, dtype if dtype and value.is_floating_point() else value.dtype, copy=True)
 
 
 def _in_twin(place: Callable[[Tensor], Tensor], gradients: bool, value: Tensor) -> Tensor:
-    """What *place* makes of a tensor of a twin, a parameter as a parameter; what has no values stays."""
+    """The copy that *place* makes of a twin's tensor, a parameter as a parameter; a tensor on meta stays as it is."""
     if value.is_meta or not issubclass(type(value), nn.Parameter):
         return value if value.is_meta else place(value)
     return nn.Parameter(place(value), requires_grad=gradients and value.is_floating_point())
@@ -228,15 +228,16 @@ def _gradients(
     inputs: Sequence[Tensor],
     lay_out: Callable[[Tensor], Tensor],
 ) -> dict[str, Tensor | None]:
-    """The gradients of *leaves*, from above those that lie as the first of the *inputs* with their shape.
+    """The gradients of *leaves*, for upstream gradients that lie in memory as the first of *inputs* with their shape.
 
-    In a model what becomes of a result mostly lies as the inputs do. Whoever computes it gets the same.
+    In a model, what is computed from a result mostly lies in memory as the inputs do. Original, reference and kernel
+    all get the same upstream gradients.
     """
     differentiable = [output for output in outputs if output.requires_grad]
     if not differentiable:
         return {f"{GRADIENT}{name}": None for name in leaves}
     generator = torch.Generator().manual_seed(1)
-    # Eighths of integers below 16 are the same number in every dtype, so that the truth gets what the others get.
+    # Eighths of integers below 16 are exact in every dtype, so the truth gets the same numbers as the others.
     upstream = [
         lay_out(
             _lying_as(
@@ -259,5 +260,5 @@ def _lying_as(other: Tensor | None, values: Tensor) -> Tensor:
 
 
 def _kind(value: object) -> Any:
-    """Stands for a leaf of the outputs: by value if it is ``None`` or a number, else by what it is."""
+    """Stands for a leaf of the outputs: the value itself if it is ``None`` or a number, else the name of its type."""
     return value if value is None or isinstance(value, int | float) else type(value).__name__

@@ -1,7 +1,7 @@
-"""The private names of torch that this library needs: nothing else here has one.
+"""The private names of torch that this library needs. No other module of the library uses one.
 
-Each is here because torch documents nothing that says or does the same. All are in torch 2.7, the oldest that the
-metadata admit.
+Each is needed because torch documents nothing equivalent. All exist in torch 2.7, the oldest release that the metadata
+allow.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = [
 ]
 
 OPERATIONS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
-"""The classes of what is in `torch.ops`: an operation, and one overload of it."""
+"""The classes of the objects in `torch.ops`: an operation, and one overload of an operation."""
 
 
 def writes(operation: Any) -> bool:
-    """Whether *operation*, one of `OPERATIONS`, writes into an argument, by the schemas of its overloads."""
+    """Whether the schemas of *operation*, an instance of `OPERATIONS`, say that it writes into an argument."""
     names = operation.overloads() if isinstance(operation, OPERATIONS[0]) else ()  # type: ignore[no-untyped-call]
     overloads = [getattr(operation, name) for name in names] or [operation]
     arguments = [argument for overload in overloads for argument in overload._schema.arguments]
@@ -36,24 +36,24 @@ def writes(operation: Any) -> bool:
 
 
 is_functorch_wrapped_tensor = torch._C._functorch.is_functorch_wrapped_tensor
-"""Whether a tensor is one that a transform of `torch.func` made around another; its type is Tensor all the same."""
+"""Whether a tensor is a wrapper that a transform of `torch.func` made around another. Its type is plain Tensor."""
 
 disable_current_modes = _disable_current_modes
-"""Takes the modes that see each operation off inside; the public context managers only enter one."""
+"""A context manager that disables the modes which see each operation. The public ones can only enter a mode."""
 
 DYNAMO_WRAPPERS = ("torch._dynamo", "torch._compile")
-"""The modules in which the decorators of `torch.compiler` are written, and those around torch's own functions."""
+"""The Python modules that define the decorators of `torch.compiler` and those around torch's own functions."""
 
 
 @contextlib.contextmanager
 def function_modes_off() -> Iterator[list[Any]]:
-    """Inside, no mode sees functions. Gives those that do outside.
+    """Run the body without the modes that see functions, and yield the modes that are active outside.
 
-    They are taken off the stack. What torch has to switch them off, `torch._C.DisableTorchFunction`, sets a flag that
-    Dynamo guards on: a kernel compiled inside would be compiled again at run time.
+    The modes are taken off their stack. Torch's own switch, `torch._C.DisableTorchFunction`, sets a flag that Dynamo
+    guards on: a kernel compiled inside would be compiled again at run time.
     """
     with contextlib.ExitStack() as stack:
         modes = []
-        while has_torch_function((None,)):  # which is true of no argument but where a mode is entered
+        while has_torch_function((None,)):  # true of None only while a mode is active
             modes.append(stack.enter_context(_pop_mode_temporarily()))
         yield modes

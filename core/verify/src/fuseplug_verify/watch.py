@@ -1,4 +1,4 @@
-"""The calls for which something was verified, and what must stay as it was: data, from which guards are made."""
+"""The data from which guards are made: which calls were verified, and what must stay as it was."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from .reading.findings import MISSING
 
 Kind = Any
-"""What an argument was in an example: ``Tensor`` or another type, or the very value of a flag, a number or ``None``."""
+"""What an argument was in an example: its type, with its value if the type is one of `BY_VALUE`."""
 
 Extra = Literal["drop", "pass", "original"]
-"""What becomes of keyword arguments that the original has no parameters for: it ignores them; or it hands them on, and
-so does the fused code; or such calls are the original's."""
+"""What happens to keyword arguments without a parameter of the original: they are dropped, because the original ignores
+them; the fused code passes them on, as the original does; or the original computes such calls."""
 
 BY_VALUE = (type(None), bool, int, str, torch.dtype)
-"""Arguments of these types select what is done, so each value is verified on its own."""
+"""Arguments of these types select what is computed, so each value is verified on its own."""
 
 
 SCALARS = frozenset(
@@ -33,12 +33,12 @@ _MOST_ITEMS = 16
 class Expected:
     """What something must still be: equal to a scalar or to a short container of scalars, or else the same object.
 
-    It can be compared and hashed, whatever it stands for.
+    It can be compared and hashed, whatever the value is.
 
     Attributes:
-        value: The value; of a container that may change, a copy.
-        key: Equal where the same is expected.
-        by_value: Whether an equal value does.
+        value: The value; for a container, which may change, a copy.
+        key: Equal if the same is expected.
+        by_value: Whether an equal value is enough.
     """
 
     value: Any = field(compare=False)
@@ -47,12 +47,12 @@ class Expected:
 
     @classmethod
     def same(cls, value: Any) -> Expected:
-        """The very object *value*, or that there is nothing, if it is `MISSING`."""
+        """Expect the very object *value*, or nothing if *value* is `MISSING`."""
         return cls(value, id(value))
 
     @classmethod
     def equal(cls, value: Any) -> Expected | None:
-        """A value equal to *value*; ``None`` if that is neither a scalar nor a short container of scalars."""
+        """Expect a value equal to *value*; ``None`` if that is neither a scalar nor a short container of scalars."""
         kind = type(value)
         if kind in SCALARS or issubclass(kind, enum.Enum):
             return None if value != value else cls(value, (kind, value), by_value=True)
@@ -75,9 +75,9 @@ class RouteStep(NamedTuple):
     """One step down from a module, or from an object below one.
 
     Attributes:
-        name: Of the attribute; ``"*"`` for each item of a list of modules.
-        store: Where it is: ``"_modules"``, ``"_parameters"`` or ``"_buffers"`` of a module; ``"plain"`` for its other
-            attributes; ``"object"`` for those of what is no module; or how many items a list has.
+        name: The name of the attribute; ``"*"`` for each item of a list of modules.
+        store: Where the attribute is: ``"_modules"``, ``"_parameters"`` or ``"_buffers"`` of a module; ``"plain"`` for
+            a module's other attributes; ``"object"`` for those of other objects. For ``"*"``, the length of the list.
     """
 
     name: str
@@ -92,11 +92,11 @@ class Term(NamedTuple):
 
     Attributes:
         kind: ``"bare"``: a child that the original calls and the fused code does not, which must be of this class, with
-            no hook and no forward of its own. ``"attribute"``: whatever is there. ``"method"``: it must still be its
-            class's, and the same function. ``"global"``: what a name means in a namespace or a closure's cell.
+            no hook and no forward of its own. ``"attribute"``: any attribute. ``"method"``: a method, which must still
+            be its class's, and the same function. ``"global"``: the value of a name in a namespace or a closure cell.
         value: What must be there.
-        route: Where it is below the module; of a method, where its owner is.
-        name: Of a method or a global.
+        route: The way to it from the module; for a method, the way to its owner.
+        name: The name of a method or a global.
         space: Where a global is looked up.
     """
 
@@ -107,7 +107,7 @@ class Term(NamedTuple):
     space: Expected | None = None
 
     def described(self) -> str:
-        """What is expected, for a person."""
+        """What is expected, in words."""
         name, value = self.name or ".".join(step.name for step in self.route), self.value.value
         if self.kind == "bare":
             return f"{name} is a plain {value.__name__}, without hooks"
@@ -122,13 +122,13 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """One way of calling that was verified.
+    """One way of calling the target that was verified.
 
     Attributes:
-        count: How many arguments are given by position, the module counted.
-        names: Those given by name.
-        kinds: What each of these was, in order; empty for the module.
-        ranks: The numbers of dimensions that each had; empty where they make no difference.
+        count: How many arguments are given by position, including the module.
+        names: The names of the arguments that are given by name.
+        kinds: The kinds of each argument, in this order; empty for the module.
+        ranks: The numbers of dimensions of each argument; empty where they make no difference.
     """
 
     count: int
@@ -137,7 +137,7 @@ class Call:
     ranks: tuple[frozenset[int], ...]
 
     def limited(self, main: int, ranks: frozenset[int]) -> Call:
-        """This, with no other *ranks* of the main input, if there are any."""
+        """This call with the main input limited to *ranks*; unchanged if *ranks* is empty."""
         if not ranks:
             return self
         before = self.ranks[main]
@@ -148,15 +148,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Watch:
-    """Everything that is compared at each call.
+    """What is compared at each call besides the kinds, ranks and dtypes of the arguments.
 
     Attributes:
         terms: What must stay as it was.
         nonempty: Whether the main input must have elements.
-        contiguous: Whether it must lie in memory without gaps and in order.
+        contiguous: Whether the main input must be contiguous.
         no_autocast: Whether autocast must be off.
         no_grad: Whether gradients must be off.
-        unhooked: Whether the module must have no hooks that see its result or the gradient of it.
+        unhooked: Whether the module must have no hooks that see its result or the gradient of its result.
         untraced: Whether nothing may trace the call.
     """
 
@@ -169,7 +169,7 @@ class Watch:
     untraced: bool = False
 
     def described(self) -> list[str]:
-        """Each thing that is watched, for a person."""
+        """Everything that is watched, in words."""
         flags = [text for name, text in _FLAGS.items() if getattr(self, name)]
         return [term.described() for term in self.terms] + flags
 
@@ -185,7 +185,7 @@ _FLAGS = {
 
 
 def kind_of(value: Any) -> Kind:
-    """What *value*, an argument, is to the guard."""
+    """What the guard compares of the argument *value*."""
     if isinstance(value, torch.Tensor):
         return torch.Tensor
     return (type(value), value) if isinstance(value, BY_VALUE) else type(value)
@@ -197,15 +197,15 @@ Dtypes = tuple[torch.dtype | None, ...]
 
 @dataclass(frozen=True)
 class VerifiedCalls:
-    """The calls for which it was found what an original computes.
+    """The calls for which it is known what an original computes.
 
     Attributes:
-        calls: The ways in which it was called.
-        main: Which argument is the main input, the module counted.
-        typed: The tensors whose dtypes count: arguments by number, those of the module itself by name.
+        calls: The ways in which the original was called.
+        main: The number of the argument that is the main input, counting the module.
+        typed: The tensors whose dtypes matter: arguments by number, tensors of the module itself by name.
         dtypes: Their dtypes, in each combination that was verified.
         watch: What else must be as it was.
-        extra: What becomes of keyword arguments that the original has no parameters for.
+        extra: What happens to keyword arguments that the original has no parameters for.
     """
 
     calls: tuple[Call, ...]

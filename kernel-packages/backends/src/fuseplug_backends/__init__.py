@@ -1,1 +1,1 @@
-"""What kernels of one backend share."""
+"""Code that the kernels of one backend share."""

@@ -1,4 +1,4 @@
-"""The activations that models write, for every op that has one: a row each, which all backends read."""
+"""A table of the activations that models write, for every op that has one. All backends read it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["ACTIVATIONS", "Activation"]
 
 @dataclass(frozen=True)
 class Activation:
-    """One activation as models write it. Two rows may be one function of real numbers, rounded differently.
+    """One activation as models write it. Two rows may be the same function of real numbers, but round differently.
 
     Attributes:
-        function: Of the input and of swish's beta, which only ``"swish"`` looks at.
-        formula: The function of real numbers that it is: ``"swish"`` is ``x · σ(βx)``, ``"gelu"`` is ``x · Φ(x)``,
-            ``"gelu_tanh"`` its approximation by tanh. A backend computes one formula for all the rows that have it; one
-            that does not know a formula declines.
-        code_names: Words of which the code of a model that has it says at least one.
+        function: Takes the input and swish's beta, which only ``"swish"`` uses.
+        formula: The name of the function of real numbers: ``"swish"`` is ``x · σ(βx)``, ``"gelu"`` is ``x · Φ(x)``,
+            ``"gelu_tanh"`` its approximation by tanh. A backend computes all rows with one formula in the same way, and
+            declines a formula that it does not know.
+        code_names: Names of which the code of a model with this activation contains at least one.
         beta: For ``"swish"``, its β; ``None`` if the caller gives it.
         native: Whether it is a single operation of torch.
-        autocast: Whether ambient autocast changes it: on CUDA a power is computed in float32.
+        autocast: Whether autocast around the call changes it: on CUDA, autocast computes a power in float32.
     """
 
     function: Callable[[Tensor, float], Tensor]
@@ -36,7 +36,7 @@ class Activation:
     autocast: bool = False
 
     def steepness(self, beta: float) -> float:
-        """The β of a call that gives *beta*."""
+        """The β that a call with the argument *beta* uses."""
         return beta if self.beta is None else self.beta
 
 
@@ -57,8 +57,8 @@ def _names(*names: str) -> frozenset[str]:
 
 
 def _swish(x: Tensor, beta: float) -> Tensor:
-    # Not multiplied by 1: where x lies in memory with gaps, the product does not, and on processors without AVX-512
-    # torch's sigmoid then rounds otherwise. A tuple of types, because Dynamo knows no union before torch 2.10.
+    # Do not multiply by 1: if x has gaps in memory, the product has none, and without AVX-512 torch's sigmoid then
+    # rounds differently. The types are a tuple because Dynamo does not know unions before torch 2.10.
     return x * torch.sigmoid(x if isinstance(beta, (float, int)) and beta == 1 else x * beta)
 
 

@@ -1,4 +1,4 @@
-"""When gradients are recorded; what computes a formula faster, made differentiable; and the gradients of a formula."""
+"""Recording gradients, differentiating a formula, and making faster computations of a formula differentiable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def recording(*tensors: Tensor | None) -> bool:
 
 
 def differentiated_again() -> bool:
-    """Whether the backward that asks is run with ``create_graph=True``, so that its own derivative may be wanted.
+    """Whether the calling backward runs with ``create_graph=True``, so that its own derivative may be wanted.
 
     Gradients are recorded in such a backward, and in no other.
     """
@@ -39,21 +39,21 @@ def vjp(
 ) -> list[Tensor | None]:
     """Run *formula* outside autocast, and differentiate it.
 
-    What has no second derivative of its own gets it from here: a backward that is `differentiated_again` runs this.
-    A penalty on gradients is often computed under autocast, where the forward was not.
+    A kernel without a second derivative of its own gets it here: a backward that is `differentiated_again` calls this.
+    A penalty on gradients is often computed under autocast, although the forward was not.
 
     Args:
-        formula: Takes *arguments*, and gives one tensor or several.
-        arguments: Tensors and others.
+        formula: Takes *arguments*, and returns one tensor or several.
+        arguments: Tensors and other values.
         needs: For each argument, whether its gradient is wanted.
         grads: The gradient of each result.
         create_graph: Whether the gradients can be differentiated again.
 
     Returns:
-        For each argument its gradient; ``None`` for one that is not wanted, or that *formula* makes no use of.
+        For each argument, its gradient; ``None`` if the gradient is not wanted, or *formula* does not use the argument.
     """
     with torch.enable_grad(), torch.autocast(grads[0].device.type, enabled=False):
-        # Views, because one tensor may be two arguments, or be what another was computed from: each has its own.
+        # Views give each argument its own gradient, even if one tensor is two arguments or another is computed from it.
         views = [_view(argument, needed) for argument, needed in zip(arguments, needs, strict=True)]
         wanted = [view for view, needed in zip(views, needs, strict=True) if needed]
         results = formula(*views)
@@ -82,24 +82,25 @@ class _Rule(NamedTuple):
 def differentiable(
     forward: _Function, backward: _Function | None, formula: _Function, serves: Callable[..., bool] = transparent
 ) -> _Function:
-    """Make what computes *formula* faster a function that can be differentiated, any number of times.
+    """Make a faster computation of *formula* differentiable, any number of times.
 
-    ``torch.compile`` traces it if it can trace *forward* and *backward*.
+    ``torch.compile`` traces the function if it can trace *forward* and *backward*.
 
     Args:
-        forward: ``forward(form, needs, *tensors)``. *needs* says of each tensor whether its gradient is wanted, and is
-            empty where none is recorded. Gives the result, a tensor or a tuple of them, none of which is an argument or
-            a view; and tensors that the backward is to be given besides the arguments.
-        backward: ``backward(form, needs, *grads, *kept, *tensors)``: the gradient of each result, then what *forward*
-            gave to be kept, then the arguments. Gives the gradients of those that are needed, in their order; ``None``
-            for one that is to stay without. If there is none, the backward is that of *formula*.
-        formula: ``formula(form, *tensors)``, the result in operations of torch. It is run and differentiated in a
-            backward that is `differentiated_again`, or in which *serves* is false.
-        serves: ``serves(*grads, *tensors)``: whether *backward* can be called for these, here and now.
+        forward: ``forward(form, needs, *tensors)``. *needs* says for each tensor whether its gradient is wanted, and is
+            empty if no gradient is recorded. Returns the result, a tensor or a tuple of tensors, none of which is an
+            argument or a view; and the tensors to keep for the backward besides the arguments.
+        backward: ``backward(form, needs, *grads, *kept, *tensors)``. Takes the gradient of each result, then the
+            tensors that *forward* kept, then the arguments. Returns the gradients of the tensors that need one, in
+            their order; ``None`` for a tensor that is to have no gradient. Without *backward*, *formula* is
+            differentiated.
+        formula: ``formula(form, *tensors)``. Computes the result in operations of torch. It is run and differentiated
+            in a backward that is `differentiated_again`, or for which *serves* is false.
+        serves: ``serves(*grads, *tensors)``. Tells whether *backward* can be called for these, here and now.
 
     Returns:
-        ``function(form, *tensors)``. *form* is whatever is no tensor; tensors may be ``None``. All are kept for the
-        backward, which raises `RuntimeError` if one was written into.
+        ``function(form, *tensors)``. *form* holds everything that is not a tensor; a tensor may be ``None``. All
+        tensors are kept for the backward, which raises `RuntimeError` if one was written into.
     """
     rule = _Rule(forward, backward, formula, serves)
 
@@ -122,7 +123,7 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rule, form, needs = ctx.rule, ctx.form, ctx.needs_input_grad[2:]
-        # Looked at once: under activation checkpointing they are computed for that, and then forgotten.
+        # Read once: activation checkpointing computes them when they are read, and then forgets them.
         saved = ctx.saved_tensors
         tensors = saved[len(saved) - len(needs) :]
         if rule.backward is None or differentiated_again() or not rule.serves(*grads, *tensors):
@@ -135,20 +136,20 @@ class _Recorded(torch.autograd.Function):
 def differentiable_linear(
     forward: _Function, backward: _Function, formula: _Function, serves: Callable[..., bool] = transparent
 ) -> Callable[..., Sequence[Tensor]]:
-    """`differentiable` for what is linear in some tensors, which keeps the others alone, the tables.
+    """`differentiable` for a function that is linear in some tensors, xs. Only the others, the tables, are kept.
 
-    A result that nobody used has no gradient, and neither then has what it was made from.
+    If a table needs a gradient, xs are kept, too. A result that nobody used has no gradient, and neither has its x.
 
     Args:
-        forward: ``forward(form, xs, tables)``, a result for each of *xs*, linear in it; no result is a view.
-        backward: ``backward(form, grads, tables, dtypes)``: the gradient of each result, or ``None`` where that of its
-            x is not wanted, and the dtype of each x. Gives the gradients that are wanted, in their order.
-        formula: ``formula(form, xs, tables)``, the results in operations of torch. The gradients of tables are its, and
-            so is a backward that is `differentiated_again`, or in which *serves* is false.
-        serves: ``serves(*grads, *tables)``: whether *backward* can be called for these, here and now.
+        forward: ``forward(form, xs, tables)``. Returns a result for each of *xs*, linear in it; no result is a view.
+        backward: ``backward(form, grads, tables, dtypes)``. Takes the gradient of each result, or ``None`` if the
+            gradient of its x is not wanted, and the dtype of each x. Returns the wanted gradients, in their order.
+        formula: ``formula(form, xs, tables)``. Computes the results in operations of torch. It gives the gradients of
+            tables, and every gradient in a backward that is `differentiated_again`, or for which *serves* is false.
+        serves: ``serves(*grads, *tables)``. Tells whether *backward* can be called for these, here and now.
 
     Returns:
-        ``function(form, xs, tables)``. *form* is whatever is no tensor.
+        ``function(form, xs, tables)``. *form* holds everything that is not a tensor.
     """
     rule = _Rule(forward, backward, formula, serves)
 
@@ -186,7 +187,7 @@ class _RecordedLinear(torch.autograd.Function):
         number = len(grads)
         needs = list(ctx.needs_input_grad[3:])
         needs[:number] = [need and grad is not None for need, grad in zip(needs, grads, strict=False)]
-        # Looked at once: under activation checkpointing they are computed for that, and then forgotten.
+        # Read once: activation checkpointing computes them when they are read, and then forgets them.
         saved = ctx.saved_tensors
         tables = saved[len(saved) - len(needs) + number :]
         xs = saved[: len(saved) - len(tables)]
@@ -206,7 +207,7 @@ class _RecordedLinear(torch.autograd.Function):
 def _by_formula(
     ctx: Any, needs: Sequence[bool], grads: Sequence[Tensor | None], xs: Sequence[Tensor], tables: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    # The gradient of what is linear does not depend on values.
+    # The gradient of a linear function does not depend on the values of xs.
     xs = xs or [tables[0].new_zeros(shape, dtype=dtype) for shape, dtype in zip(ctx.shapes, ctx.dtypes, strict=True)]
 
     def formula(*tensors: Tensor) -> list[Tensor]:
@@ -220,17 +221,17 @@ def _by_formula(
 def recomputed(op: Callable[..., Tensor], formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Make *op* differentiable.
 
-    Many operations of torch_npu have no derivative, and most of those do not say so: every gradient behind them is
-    ``None``. A launch of a Triton kernel has none either, until its author writes one. Here the forward is *op*, of
-    which nothing is kept but its arguments; the backward runs *formula* on them and differentiates that.
+    Many operations of torch_npu have no derivative, and most of these do not say so: every gradient behind them is
+    ``None``. The launch of a Triton kernel has no derivative either, until its author writes one. Here the forward is
+    *op*, and only its arguments are kept. The backward runs *formula* on the arguments and differentiates it.
 
     Args:
-        op: Takes tensors and other arguments, positionally, and gives one tensor.
-        formula: The same in operations that have derivatives.
+        op: Takes tensors and other arguments, positionally, and returns one tensor.
+        formula: The same computation, in operations that have derivatives.
 
     Returns:
-        A function with the arguments of *op*. Where no gradient is wanted it is *op*; inside ``torch.compile`` where
-        one is, it is *formula*, for the compiler to fuse.
+        A function with the arguments of *op*. If no gradient is wanted, it calls *op*. If one is wanted inside
+        ``torch.compile``, it calls *formula*, for the compiler to fuse.
     """
 
     def forward(others: _Others, _needs: Sequence[bool], *tensors: Tensor) -> tuple[Tensor, tuple[()]]:
@@ -255,7 +256,7 @@ def recomputed(op: Callable[..., Tensor], formula: Callable[..., Tensor]) -> Cal
 
 
 _Others = Sequence[tuple[Any] | None]
-"""What of the arguments is no tensor, each in a tuple, with ``None`` in the place of each tensor."""
+"""The arguments that are not tensors, each in a tuple, with ``None`` in place of each tensor."""
 
 
 def _arguments(others: _Others, tensors: Iterable[Tensor]) -> list[Any]:

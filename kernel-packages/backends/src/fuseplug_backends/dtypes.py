@@ -1,4 +1,4 @@
-"""The dtypes in which models are run, which are those that kernels are written for."""
+"""The dtypes in which models are run, and for which kernels are written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def have_model_dtypes(*tensors: Tensor | None) -> bool:
-    """Whether the dtype of each of *tensors* is one of `MODEL_DTYPES`; ``None`` is passed over."""
+    """Whether the dtype of each of *tensors* is one of `MODEL_DTYPES`; ``None`` is skipped."""
     for tensor in tensors:  # noqa: SIM110 - a generator or a list takes the host longer
         if tensor is not None and tensor.dtype not in MODEL_DTYPES:
             return False
@@ -24,20 +24,21 @@ def have_model_dtypes(*tensors: Tensor | None) -> bool:
 
 
 def usual_mixes(mixes: Sequence[Any], device_type: str) -> list[Any]:
-    """For `fuseplug.Proposal.likely`: the mixes in which autocast calls a model on *device_type*.
+    """The mixes in which autocast calls a model on *device_type*, for `fuseplug.Proposal.likely`.
 
     Args:
         mixes: Named tuples, with the dtype of the main input as ``x``. The first is that of the module.
-        device_type: Where. Ascend 910A and 310P have no bfloat16, and models train there under autocast to float16.
-            Elsewhere that is rare, and a norm or rotation takes a second or two to compile for it.
+        device_type: The type of the model's device. Ascend 910A and 310P have no bfloat16, so models train there under
+            autocast to float16. Elsewhere autocast to float16 is rare, and compiling a norm or rotation for it would
+            take a second or two.
 
     Returns:
-        Those of *mixes*, besides the first, whose ``x`` is as in the first, or bfloat16, or on NPUs float16.
+        The *mixes* after the first whose ``x`` is that of the first, or bfloat16, or (on NPUs) float16.
     """
     halves = (torch.bfloat16, torch.float16) if device_type == "npu" else (torch.bfloat16,)
     return [mix for mix in mixes[1:] if mix.x in (mixes[0].x, *halves)]
 
 
 def working_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """The dtype in which *tensors* are computed with: float32, or wider if one of them is; ``None`` is passed over."""
+    """The dtype for computing with *tensors*: float32, or wider if one of them is wider; ``None`` is skipped."""
     return functools.reduce(torch.promote_types, (t.dtype for t in tensors if t is not None), torch.float32)

@@ -1,4 +1,4 @@
-"""The public function of a package: checked by its reference, computed by a backend, or by the reference after all."""
+"""The public functions of a package: the reference checks the arguments, and a backend or the reference computes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def computed_by(compute: Callable[..., Any], reference: F) -> F:
     """Make the function of a kernel.
 
     Args:
-        compute: What the backend does with arguments that were checked. Its docstring becomes the function's.
-        reference: The reference of the op. It checks its arguments, and takes what is to compute as ``compute=``.
+        compute: The backend's computation, for checked arguments. Its docstring becomes the function's.
+        reference: The reference of the op. It checks its arguments, and computes with its argument ``compute=``.
 
     Returns:
-        *reference* with *compute* in the place of its own computation.
+        *reference* with *compute* in place of its own computation.
 
     Raises:
         TypeError: If *reference* takes no ``compute``.
     """
     if "compute" not in inspect.signature(reference).parameters:
         raise TypeError(
-            f"{reference.__module__}.{reference.__qualname__} takes no compute: give it a keyword parameter of that "
-            "name, a function that it calls with the arguments once they are checked; by default its own computation"
+            f"{reference.__module__}.{reference.__qualname__} takes no argument compute: add this keyword "
+            "parameter, a function that it calls with the checked arguments; by default, its own computation"
         )
     function: Any = functools.partial(reference, compute=compute)
     functools.update_wrapper(function, reference)
@@ -49,13 +49,13 @@ def by_device(reference: F, kernels: tuple[type[BaseKernel], ...]) -> F:
     """Make the public function of a package.
 
     Args:
-        reference: The reference of the op, or of one beside it. Its first argument is a tensor.
-        kernels: Those of the package, the preferred ones first. The module of each one's function has a function of
-            the name of *reference*.
+        reference: The reference of the op, or of a related op. Its first argument is a tensor.
+        kernels: The package's kernels, the preferred ones first. The module of each kernel's function has a function
+            with the name of *reference*.
 
     Returns:
         *reference*, computed by the first of *kernels* that this machine can run on the device of the first argument;
-        by *reference* itself if there is none. ``torch.compile`` takes the choice for a constant.
+        by *reference* itself if there is none. ``torch.compile`` treats the choice as a constant.
     """
     name, first = reference.__name__, next(iter(inspect.signature(reference).parameters))
 
@@ -80,6 +80,6 @@ def _name(device_type: str, kernels: tuple[type[BaseKernel], ...]) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _choose(device_type: str, kernels: tuple[type[BaseKernel], ...]) -> str:
-    """The name of the module, which is imported: of the first kernel that runs here, or of their reference."""
+    """Import the module of the first kernel that runs here, or else of the reference, and return its name."""
     able = (kernel.function for kernel in kernels if kernel().runs_on(device_type) and not kernel().lacks(device_type))
     return importlib.import_module(next(able, kernels[0].reference).partition(":")[0]).__name__

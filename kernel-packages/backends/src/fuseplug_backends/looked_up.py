@@ -1,4 +1,4 @@
-"""What the methods of a class look up among the globals of their Python module: where recognisers find functions."""
+"""The functions that the methods of a class look up as globals of their Python module, for recognisers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["looked_up", "methods_of", "positional_parameters"]
 
 
 def looked_up(cls: type, wanted: Callable[[object], bool]) -> Iterator[tuple[Target, Any]]:
-    """The functions that methods of *cls* call by a global name and that are *wanted*, each with its target.
+    """The *wanted* functions that methods of *cls* call by a global name, each with its target.
 
-    Nothing of it is remembered: somebody may have put another function there.
+    Nothing is cached, because somebody may put another function in place of one.
     """
     for name, method in methods_of(cls).items():
         if isinstance(method, types.FunctionType):
@@ -25,7 +25,7 @@ def looked_up(cls: type, wanted: Callable[[object], bool]) -> Iterator[tuple[Tar
 
 
 def methods_of(cls: type) -> dict[str, Any]:
-    """The methods of *cls* and its bases by name, but for those of torch, as their classes hold them."""
+    """The methods of *cls* and of its bases outside torch by name, as their classes hold them."""
     methods: dict[str, Any] = {}
     for base in cls.__mro__:
         if not base.__module__.startswith("torch."):
@@ -37,6 +37,6 @@ def methods_of(cls: type) -> dict[str, Any]:
 
 @remembered
 def positional_parameters(function: types.FunctionType) -> tuple[str, ...]:
-    """The names of the positional parameters of *function*, seen through decorators."""
+    """The names of the positional parameters of *function*, or of the function that its decorators wrap."""
     code: types.CodeType = inspect.unwrap(function).__code__
     return code.co_varnames[: code.co_argcount]

@@ -1,4 +1,4 @@
-"""Matrix products in half precision on CPUs that are slow at it."""
+"""Matrix products in half precision on CPUs that are slow at them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from torch import Tensor
 __all__ = ["float32_is_faster", "is_slow", "matmul"]
 
 _ROWS = 8
-"""From so many rows the product with a transposed matrix, as a linear layer has it, is faster in float32."""
+"""From this number of rows on, a product with a transposed matrix, as in a linear layer, is faster in float32."""
 
 _BLOCK = 1 << 11
-"""Rows and columns of what is in float32 at a time: three blocks of 16 MB."""
+"""Rows and columns of the blocks that are in float32 at a time: three blocks of 16 MB."""
 
 
 def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """``out = a @ b``, recording nothing for a backward, and whatever autocast says.
+    """Compute ``out = a @ b``, not recorded for a backward, and regardless of autocast.
 
     Args:
         a: ``(rows, inner)``.
-        b: ``(inner, columns)``, of the dtype of *a*, on its device.
-        out: ``(rows, columns)``, likewise. It is rounded to once.
+        b: ``(inner, columns)``, with the dtype and device of *a*.
+        out: ``(rows, columns)``, likewise. Each element is rounded to its dtype once.
     """
     if not float32_is_faster(a, b):
         torch.mm(a, b, out=out)
@@ -34,16 +34,16 @@ def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def float32_is_faster(a: Tensor, b: Tensor) -> bool:
-    """Whether ``a @ b`` is in half precision, and faster by way of float32, as `matmul` computes it then.
+    """Whether ``a @ b`` is in half precision and faster by way of float32, which `matmul` then uses.
 
-    On one core of an AMD EPYC with AVX2, torch 2.13, in ms, in bfloat16 and by way of float32: 256 rows times a matrix
-    of 4096 × 1024 take 7650 and 67, times a transposed one of 1024 × 4096 387 and 69; one row takes 29 and 4, and 1.6
-    and 10.
+    On one core of an AMD EPYC with AVX2, torch 2.13, in bfloat16 and by way of float32: 256 rows times a matrix of
+    4096 × 1024 take 7650 ms and 67 ms; times a transposed matrix of 1024 × 4096, they take 387 ms and 69 ms. One row
+    takes 29 ms and 4 ms; with the transposed matrix, 1.6 ms and 10 ms.
     """
     return is_slow(a.dtype, a.device.type) and (len(a) >= _ROWS or b.stride(-2) != 1)
 
 
 def is_slow(dtype: torch.dtype, device_type: str) -> bool:
-    """Whether torch multiplies matrices of *dtype* there in a plain loop: on x86, half precision without AVX-512."""
+    """Whether torch multiplies matrices of *dtype* in a plain loop: on x86, half precision without AVX-512."""
     half = dtype in (torch.bfloat16, torch.float16)
     return half and device_type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"

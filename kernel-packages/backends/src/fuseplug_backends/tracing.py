@@ -1,4 +1,4 @@
-"""Who looks on while the function of a kernel runs. For tracers, transforms and hooks a kernel takes its reference."""
+"""Whether tracers, transforms or hooks observe the function of a kernel. For them, the kernel uses its reference."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def is_transformed() -> bool:
 
 
 def is_watched() -> bool:
-    """Whether something here sees each operation: a tracer, a transform, forward-mode differentiation, a mode."""
+    """Whether something sees each operation here: a tracer, a transform, forward-mode differentiation, or a mode."""
     return is_traced() or peek_interpreter_stack() is not None or in_forward_mode() or len_torch_dispatch_stack() > 0
 
 
 def is_wrapped(tensor: Tensor) -> bool:
-    """Whether a transform of `torch.func` has made *tensor* around another; its type is Tensor all the same."""
+    """Whether a transform of `torch.func` made *tensor* as a wrapper of another; its type is `Tensor` all the same."""
     return is_functorch_wrapped_tensor(tensor)
 
 
 def is_mapped(*tensors: Tensor) -> bool:
-    """Whether `torch.func.vmap` runs over one of *tensors*, so that a value in it is not one number."""
+    """Whether `torch.func.vmap` maps over one of *tensors*, so that a value in that tensor is not one number."""
     for tensor in tensors:
         while is_functorch_wrapped_tensor(tensor):
             if is_batchedtensor(tensor):
@@ -70,7 +70,7 @@ def is_batch_of_gradients(tensor: Tensor) -> bool:
 
 
 def is_fake(tensor: Tensor) -> bool:
-    """Whether *tensor* has no values, and is a plain one in all else."""
+    """Whether *tensor* has no values, but is a plain tensor in every other way."""
     return type(tensor) is FakeTensor
 
 
@@ -80,15 +80,15 @@ def are_modules_hooked() -> bool:
 
 
 def transparent(*tensors: Tensor | None) -> bool:
-    """Whether a launch may be put between *tensors* and their gradients, here and now.
+    """Whether a kernel may be launched for *tensors* and their gradients, here and now.
 
-    Kernels read the memory of plain tensors of one device. ``torch.jit.trace``, functorch transforms and forward-mode
-    differentiation want to see what is computed; subclasses such as DTensor bring operations of their own. For those a
-    caller takes its reference. So it does for a batch of gradients, as ``is_grads_batched=True`` makes it.
+    Kernels read the memory of plain tensors on one device. ``torch.jit.trace``, functorch transforms and forward-mode
+    differentiation need to see the operations; subclasses such as DTensor bring operations of their own. For these, and
+    for a batch of gradients as ``is_grads_batched=True`` makes it, the caller uses its reference.
     """
     tracing = torch.compiler.is_compiling()
     device = None
-    for tensor in tensors:  # without a generator, which takes the host longer than the rest
+    for tensor in tensors:  # a generator would take the host longer than all the rest
         if tensor is None:
             continue
         if not (tracing or (type(tensor) in _READABLE and not is_batch_of_gradients(tensor))):
@@ -101,4 +101,4 @@ def transparent(*tensors: Tensor | None) -> bool:
 
 
 _READABLE = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
-"""A fake tensor is one that an operation never reads."""
+"""The types of tensors that a kernel may be launched for. An operation never reads the memory of a fake tensor."""

@@ -1,4 +1,4 @@
-"""Fused short causal convolutions, as linear attention and state spaces in Hugging Face models have them.
+"""Fused short causal convolutions for linear attention and state spaces in Hugging Face models.
 
 `causal_conv1d` computes on every device; the kernels that Fuseplug finds are in `fuseplug_causal_conv1d.kernels`.
 Importing this package imports no torch.

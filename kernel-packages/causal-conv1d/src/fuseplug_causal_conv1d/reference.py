@@ -1,4 +1,4 @@
-"""What a short causal convolution computes, in plain PyTorch, and a table of the activations that follow it."""
+"""A short causal convolution in plain PyTorch, and a table of the activations that follow it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["VARIANTS", "Variant", "causal_conv1d", "compute"]
 
 @dataclass(frozen=True)
 class Variant:
-    """What becomes of the sums.
+    """The activation of the sums.
 
     Attributes:
         name: Its key in `VARIANTS`.
@@ -35,7 +35,7 @@ VARIANTS = {variant.name: variant for variant in (Variant("silu", "silu"), Varia
 
 
 def compute(variant: Variant, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`causal_conv1d` for arguments that were checked.
+    """`causal_conv1d` for checked arguments.
 
     Args:
         variant: The variant.
@@ -47,7 +47,7 @@ def compute(variant: Variant, x: Tensor, weight: Tensor, bias: Tensor | None) ->
         ``(batch, channels, tokens)``, in the dtype of *x*.
 
     Raises:
-        RuntimeError: If torch does not convolve these: *bias* has another dtype than *weight*, for example.
+        RuntimeError: If torch cannot convolve these, for example because *bias* has another dtype than *weight*.
     """
     channels, width = weight.shape
     sums = functional.conv1d(x.to(weight.dtype), weight.unsqueeze(1), bias, padding=width - 1, groups=channels)
@@ -65,7 +65,7 @@ def causal_conv1d(
     """A causal convolution of each channel with a few taps of its own, and an activation.
 
     ``y[b, c, t] = activation(bias[c] + Σ_j weight[c, j] · x[b, c, t - width + 1 + j])``, where x is zero before its
-    first token. It is computed in the dtype of *weight*: the sum is rounded, then the activation.
+    first token. The sum, and then the activation, are computed in the dtype of *weight* and rounded to it.
 
     Args:
         x: ``(batch, channels, tokens)``, floating, of any strides; in models usually the transposed view of
@@ -73,7 +73,7 @@ def causal_conv1d(
         weight: ``(channels, width)``, floating.
         bias: ``(channels,)`` in the dtype of *weight*, or ``None``.
         variant: A key of `VARIANTS`.
-        compute: What is given the arguments once they are checked, and the row of `VARIANTS`: that of a backend.
+        compute: A backend's function, called with the row of `VARIANTS` and the checked arguments.
 
     Returns:
         ``(batch, channels, tokens)``, in the dtype of *x*.
@@ -102,5 +102,5 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None, variant: str) -> Varia
 
 
 def later(x: Tensor, places: int, dim: int) -> Tensor:
-    """*x*, later along *dim* by so many *places*: zeros come first, and what is last goes."""
+    """*x*, shifted by *places* towards the end of *dim*: zeros come first, and the last elements are dropped."""
     return functional.pad(x, (0, 0) * (x.dim() - 1 - dim) + (places, 0)).narrow(dim, 0, x.shape[dim])

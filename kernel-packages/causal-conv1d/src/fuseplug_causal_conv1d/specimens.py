@@ -1,4 +1,4 @@
-"""Small modules as models write them, which the kernels here fuse: one for each form, to test kernels on."""
+"""Small modules that the kernels here fuse, written as in models: one for each form, to test kernels on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ACTIVATIONS = {"silu": functional.silu}
 def causal_conv1d_fn(
     hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
-    """As models write it: shapes are those of `fuseplug_causal_conv1d.reference.causal_conv1d`."""
+    """The function as models write it, with the shapes of `fuseplug_causal_conv1d.reference.causal_conv1d`."""
     _, channels, tokens = hidden_states.shape
     out = functional.conv1d(
         hidden_states.to(weight.dtype), weight.unsqueeze(1), bias, padding=weight.shape[-1] - 1, groups=channels
@@ -27,9 +27,9 @@ class Mixer(nn.Module):
     """Projects, convolves and activates, as gated delta nets and state spaces do.
 
     Args:
-        channels: How many.
-        width: That of the convolution.
-        bias: Whether the convolution has one.
+        channels: The number of channels.
+        width: The width of the convolution.
+        bias: Whether the convolution has a bias.
     """
 
     def __init__(self, channels: int = 12, width: int = 4, *, bias: bool = False) -> None:
@@ -45,7 +45,7 @@ class Mixer(nn.Module):
 
 
 class ShortConv(nn.Module):
-    """Without an activation, and with a part of a projection's output as its input."""
+    """Convolves a part of a projection's output, without an activation."""
 
     def __init__(self, channels: int = 10, width: int = 3, *, bias: bool = False) -> None:
         super().__init__()

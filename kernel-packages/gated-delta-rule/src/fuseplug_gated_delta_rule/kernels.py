@@ -1,4 +1,4 @@
-"""Which kernels for the gated delta rule there are. Nothing here imports torch."""
+"""The kernels for the gated delta rule. Importing this module imports no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GatedDeltaRuleKernel(BaseKernel):
     reference: ClassVar[str] = "fuseplug_gated_delta_rule.reference:gated_delta_rule"
     recogniser: ClassVar[str] = "fuseplug_gated_delta_rule.recognise:match"
     specimens: ClassVar[str] = "fuseplug_gated_delta_rule.specimens:specimens"
-    # The original has a few operations for a chunk; a traced formula has some for each token.
+    # The original takes a few operations for each chunk, a traced formula some for each token.
     when_traced: ClassVar[Literal["kernel", "original"]] = "original"
     # A part of one chunk, and several segments of chunks.
     check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, 1 << 14)
@@ -41,13 +41,13 @@ class InductorGatedDeltaRuleKernel(GatedDeltaRuleKernel):
     device_types: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def gains_from(self, use: Use) -> int:
-        """Elements of q: always where channels have decays; for heads, from where it is more than one or two chunks.
+        """A number of elements of q: any if channels have decays; if only heads have, more than one or two chunks.
 
-        In ms, the fastest of seven to fifteen calls of the kernel and of transformers' own functions, in float32, one
-        thread of an AMD EPYC with AVX2 that others used, too. Channels, forward: 1.3 and 3.7 at 192 elements, 1.8 and
-        7.6 at 2¹¹. Heads, forward: 1.7 and 1.3 at 2¹⁴, 5.0 and 5.0 at 2¹⁶, 13 and 16 at 2¹⁷; with the backward 19 and
-        21, 42 and 30 (64 tokens; for 512, 52 and 66), and 85 and 100 at 2¹⁸. A step of decoding: 0.24 and 0.22 at 2⁹,
-        0.40 and 0.50 at 2¹¹, 2.6 and 4.8 at 2¹².
+        In ms, the fastest of seven to fifteen calls of the kernel and of transformers' own functions, in float32, on
+        one thread of an AMD EPYC with AVX2 that others used, too. Channels, forward: 1.3 and 3.7 at 192 elements, 1.8
+        and 7.6 at 2¹¹. Heads, forward: 1.7 and 1.3 at 2¹⁴, 5.0 and 5.0 at 2¹⁶, 13 and 16 at 2¹⁷; with the backward 19
+        and 21, 42 and 30 (64 tokens; for 512, 52 and 66), and 85 and 100 at 2¹⁸. A step of decoding: 0.24 and 0.22 at
+        2⁹, 0.40 and 0.50 at 2¹¹, 2.6 and 4.8 at 2¹².
         """
         if getattr(use.adapter, "is_step", False) and not use.gradients:
             return 1 << 11

@@ -1,4 +1,4 @@
-"""What the gated delta rule computes, in plain PyTorch: one token after the other."""
+"""The gated delta rule in plain PyTorch, one token after the other."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from fuseplug_backends.dtypes import working_dtype
 __all__ = ["EPS", "VARIANTS", "Variant", "compute", "gated_delta_rule", "working_dtype"]
 
 EPS = 1e-6
-"""Added to the squared length of a query or key, by whose root that is divided."""
+"""The number that is added to the squared length of a query or key, before its root divides that query or key."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What has a decay of its own.
+    """Says what has a decay of its own: heads or channels.
 
     Attributes:
         name: Its key in `VARIANTS`.
-        per_channel: Each key channel of a head, as in Kimi Delta Attention; or each head, as in Gated DeltaNet.
+        per_channel: Whether each key channel of a head has a decay, as in Kimi Delta Attention, or only each head, as
+            in Gated DeltaNet.
     """
 
     name: str
@@ -43,7 +44,7 @@ def compute(
     beta: Tensor,
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """`gated_delta_rule` for arguments that were checked.
+    """`gated_delta_rule` for checked arguments.
 
     Args:
         variant: The variant.
@@ -56,7 +57,8 @@ def compute(
         initial_state: ``(batch, heads, key channels, value channels)``, floating; ``None`` for zeros.
 
     Returns:
-        The result, as *v* in the dtype of *q*; and the final state, as *initial_state* in `working_dtype`.
+        The result, of the shape of *v* and the dtype of *q*; and the final state, of the shape of *initial_state* and
+        in `working_dtype`.
     """
     wide = working_dtype(q, k, v, g, beta, initial_state)
     dtype, (batch, _, key_heads, channels), heads = q.dtype, k.shape, v.shape[2]
@@ -88,10 +90,10 @@ def gated_delta_rule(
     normalised: bool = False,
     compute: Callable[..., tuple[Tensor, Tensor]] = compute,
 ) -> tuple[Tensor, Tensor]:
-    """The gated delta rule: a state for each head, which decays, is corrected by a token's key and value, and is read.
+    """The gated delta rule: the state of each head decays, is corrected by a token's key and value, and is read.
 
     For each token, ``S ← e^g S``, then ``S ← S + β k (v - kᵀS)``, and the result is ``qᵀS / √channels``. It is computed
-    in float32, or in float64 if an argument has that.
+    in float32, or in float64 if an argument is in float64.
 
     Args:
         q: ``(batch, tokens, key heads, key channels)``, floating, of any strides.
@@ -100,15 +102,15 @@ def gated_delta_rule(
             by side.
         g: The logarithms of the decays, finite and none above 0: ``(batch, tokens, heads)`` if the variant is
             ``"head"``, or ``(batch, tokens, heads, key channels)`` if it is ``"channel"``, floating.
-        beta: How much is corrected: ``(batch, tokens, heads)``, floating.
+        beta: The strengths of the corrections: ``(batch, tokens, heads)``, floating.
         initial_state: ``(batch, heads, key channels, value channels)``, floating; ``None`` for zeros.
         variant: A key of `VARIANTS`.
-        normalised: Whether q and k are divided by their lengths first: by the root of the sum of squares and `EPS`.
-        compute: What is given the arguments once they are checked, and the row of `VARIANTS`: that of a backend.
+        normalised: Whether q and k are first divided by their lengths, the root of the sum of their squares and `EPS`.
+        compute: A backend's function, called with the row of `VARIANTS` and the checked arguments.
 
     Returns:
-        The result, ``(batch, tokens, heads, value channels)`` in the dtype of *q*; and the final state, as
-        *initial_state* in the dtype in which it is computed.
+        The result, ``(batch, tokens, heads, value channels)`` in the dtype of *q*; and the final state, of the shape of
+        *initial_state* and in the dtype of the computation.
 
     Raises:
         ValueError: If the variant is unknown, or a shape does not fit.

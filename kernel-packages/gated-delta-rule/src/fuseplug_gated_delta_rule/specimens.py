@@ -1,4 +1,4 @@
-"""Small modules as models write them, which the kernels here fuse: one for each variant, to test kernels on."""
+"""Small modules that the kernels here fuse, written as in models: one for each variant, to test kernels on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chunk_gated_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """As Gated DeltaNet has it: shapes are those of `fuseplug_gated_delta_rule.reference.gated_delta_rule`."""
+    """Gated DeltaNet's function, with the shapes of `fuseplug_gated_delta_rule.reference.gated_delta_rule`."""
     if query.shape[2] != value.shape[2]:
         query = query.repeat_interleave(value.shape[2] // query.shape[2], dim=2)
         key = key.repeat_interleave(value.shape[2] // key.shape[2], dim=2)
@@ -43,7 +43,7 @@ def chunk_delta_attention(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """As Kimi Delta Attention has it."""
+    """Kimi Delta Attention's function, with the same shapes."""
     if kwargs.get("cu_seqlens") is not None:
         raise ValueError("packed sequences cannot be kept apart")
     flag = use_qk_l2norm_in_kernel
@@ -61,7 +61,7 @@ def in_chunks(
     initial_state: Tensor | None,
     normalise: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Both, with all pairs of a chunk multiplied out; *g* has one channel, or as many as *key*."""
+    """Both functions, with all pairs of tokens in a chunk multiplied out; *g* has one channel, or as many as *key*."""
     dtype, tokens = query.dtype, query.shape[1]
     query, key, value, g, beta = [x.transpose(1, 2).float() for x in (query, key, value, g, beta.unsqueeze(-1))]
     if normalise:
@@ -97,8 +97,8 @@ class Mixer(nn.Module):
     """Projects, and mixes tokens by a gated delta rule.
 
     Args:
-        key_heads: How many heads there are of queries and keys.
-        heads: And of values.
+        key_heads: The number of heads of queries and keys.
+        heads: The number of heads of values.
         per_channel: Whether each key channel of a head has a decay of its own.
     """
 
@@ -111,7 +111,7 @@ class Mixer(nn.Module):
         self.b_proj = nn.Linear(8, heads)
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """What is mixed: queries, keys, values, decays and betas."""
+        """The queries, keys, values, decays and betas to mix."""
         qk, v = self.in_proj(hidden_states).split(
             [2 * self.key_heads * self.channels, self.heads * self.channels], dim=-1
         )

@@ -1,4 +1,4 @@
-"""What of the ops Liger does not compute, and why. Liger is not imported: it may be another machine that has it."""
+"""Says what Liger does not compute, and why. It does not import Liger, which only another machine may have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fuseplug_swiglu.recognise.adapters import GatedAdapter
 
 
 def of_rmsnorm(adapter: Adapter) -> str | None:
-    """Return what of *adapter* Liger's RMSNorm does not compute; ``None`` if nothing."""
+    """Return why Liger's RMSNorm does not compute the calls of *adapter*; ``None`` if it does."""
     if not isinstance(adapter, NormAdapter):
         return None
     variant = rmsnorm.VARIANTS[adapter.variant]
@@ -28,7 +28,7 @@ def of_rmsnorm(adapter: Adapter) -> str | None:
 
 
 def of_swiglu(adapter: Adapter) -> str | None:
-    """Return what of *adapter* Liger's SwiGLU and GeGLU do not compute; ``None`` if nothing."""
+    """Return why Liger's SwiGLU and GeGLU do not compute the calls of *adapter*; ``None`` if one does."""
     if not isinstance(adapter, GatedAdapter):
         return None
     steep = "beta" in dict(adapter.numbers)
@@ -38,7 +38,7 @@ def of_swiglu(adapter: Adapter) -> str | None:
 
 
 def other_activation(name: str, beta: float) -> str | None:
-    """Return why Liger does not compute the activation of this name and β; ``None`` if it does."""
+    """Return why Liger does not compute the activation with this *name* and *beta*; ``None`` if it does."""
     activation = ACTIVATIONS[name]
     if activation.formula == "gelu":
         return "Liger's GeGLU is the approximation by tanh, and this module computes the exact gelu"
@@ -67,7 +67,7 @@ def other_variant(form: str, activation: str) -> str | None:
 
 
 def of_rope(adapter: Adapter) -> str | None:
-    """Return what of *adapter* Liger's RoPE does not compute; ``None`` if nothing."""
+    """Return why Liger's RoPE does not compute the calls of *adapter*; ``None`` if it does."""
     if isinstance(adapter, MethodAdapter):
         adapter = adapter.function
     if isinstance(adapter, RotaryAdapter | ConformerAdapter | ModuleAdapter):
@@ -91,7 +91,7 @@ def _other_call(adapter: RotaryAdapter) -> str | None:
         return _ALONE
     if rope.VARIANTS[adapter.variant].table == "full" and (adapter.gathers or adapter.roles.sections is not None):
         return (
-            "Liger's RoPE reads one half of the tables, and this one makes its tables anew at each call: to find out "
-            "that the other half is the same would stop the device each time"
+            "Liger's RoPE reads one half of the tables, and this one makes new tables at each call: to compare "
+            "both halves, the host would wait for the device each time"
         )
     return None

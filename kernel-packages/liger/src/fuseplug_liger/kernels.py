@@ -1,4 +1,4 @@
-"""Which kernels of Liger there are. Nothing here imports torch or Liger."""
+"""The kernels of Liger. Importing this module imports neither torch nor Liger."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fuseplug_swiglu.kernels import SwiGLUKernel
 
 
 class LigerKernel(TritonKernel):
-    """What Liger's kernels have in common; name it before the base that has the op."""
+    """The base of all kernels of Liger; name it before the base that has the op."""
 
     # Kernels that serve more variants, copy less and can be differentiated twice come first, unless the user chooses.
     priority: ClassVar[int] = -10
-    # Liger's launches were never traced here, and what compiles a model fuses the originals.
+    # Liger's launches were never traced here, and the compiler of a whole model fuses the originals.
     when_traced: ClassVar[Literal["kernel", "original"]] = "original"
 
     def unavailable(self, device_type: str) -> str | None:
-        """Liger must be importable, and what Triton needs must be there."""
+        """Liger must be importable, and Triton must have what it needs."""
         if importlib.util.find_spec("liger_kernel") is None:
             return 'Liger-Kernel is not installed: pip install "fuseplug-liger[cuda]"'
         return super().unavailable(device_type)
@@ -33,7 +33,7 @@ class LigerRMSNormKernel(LigerKernel, RMSNormKernel):
 
     kernel_id: ClassVar[str] = "liger_fused_rmsnorm"
     function: ClassVar[str] = "fuseplug_liger.rmsnorm:rms_norm"
-    # From 32768 rows of at most 256 elements on, Liger has a program take several rows.
+    # From 32768 rows of at most 256 elements on, a program of Liger takes several rows.
     check_sizes: ClassVar[tuple[int, ...]] = (*TritonKernel.check_sizes, *(() if interpreted() else (1 << 23,)))
 
     def unsupported(self, adapter: Adapter) -> str | None:
@@ -61,11 +61,11 @@ class LigerRoPEKernel(LigerKernel, RoPEKernel):
 
     kernel_id: ClassVar[str] = "liger_fused_rope"
     function: ClassVar[str] = "fuseplug_liger.rope:rope"
-    # Its tables are checked with two equal halves, too: of those Liger may read one.
+    # This also checks tables with two equal halves, of which Liger may read one.
     recogniser: ClassVar[str] = "fuseplug_liger.tables_alike:match"
 
     def unsupported(self, adapter: Adapter) -> str | None:
-        """Liger rotates q and k together, half of a head against the other."""
+        """Liger rotates q and k together, and one half of a head against the other."""
         from .declines import of_rope
 
         return of_rope(adapter)

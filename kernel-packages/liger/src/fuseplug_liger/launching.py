@@ -1,4 +1,4 @@
-"""Which calls Liger's launches can serve, and how they are made."""
+"""Says which calls Liger can serve, and launches its functions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fuseplug_backends.tracing import is_fake
 from fuseplug_backends.triton import interpreted, transparent
 
 WIDEST = 1 << 16
-"""Elements of a row, beyond which Liger raises."""
+"""The most elements of a row: Liger raises an error for more."""
 
 
-# Triton's interpreter keeps in globals which program it runs.
+# Triton's interpreter keeps the program that it runs in globals.
 _in_turn: contextlib.AbstractContextManager[Any] = threading.RLock() if interpreted() else contextlib.nullcontext()
 
 
@@ -33,7 +33,7 @@ def serves(*tensors: Tensor | None) -> bool:
 
 
 def launch(function: Callable[..., Any], on: Tensor, *arguments: Any, **options: Any) -> Any:
-    """Call *function* of Liger with the current device being that of *on*.
+    """Call *function* of Liger while the device of *on* is the current device.
 
     Some of Liger's functions launch on the current device, wherever their tensors are.
     """
@@ -46,8 +46,8 @@ def launch(function: Callable[..., Any], on: Tensor, *arguments: Any, **options:
 
 
 def unseen_as_view(result: Tensor) -> Tensor:
-    """*result*, which the forward of an autograd function has made as a view: torch lets nobody write into such a one.
+    """*result* as a tensor that is no view: torch forbids writing into a view that an autograd function's forward made.
 
-    The memory behind it is the result's alone.
+    No other tensor has the memory of *result*.
     """
     return result.data

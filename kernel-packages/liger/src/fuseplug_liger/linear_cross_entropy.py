@@ -1,4 +1,4 @@
-"""The linear cross-entropy by Liger, which makes the gradients in the forward."""
+"""The linear cross-entropy by Liger, whose forward makes the gradients."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from .launching import launch, serves
 def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor | Tokens:
     """`fuseplug_linear_cross_entropy.reference.linear_cross_entropy` by Liger: the same arguments, result and errors.
 
-    The result is the reference's up to rounding. Logits that are multiplied by a number are those of hidden states that
-    are: Liger has no such step. The weight's gradient is added up in float32. In float16, and without a reduction, the
-    gradients are made in the backward, which computes the logits anew: those of a mean are too small for that dtype.
+    The result is the reference's up to rounding. To multiply logits by a number, a step that Liger does not have, the
+    hidden states and the bias are multiplied. The weight's gradient is added up in float32. In float16, and without a
+    reduction, the backward makes the gradients and computes the logits again: the gradients of a mean are too small for
+    float16.
 
-    For these calls it is the reference: those with statistics, which Liger does not compute; a label that is no row of
-    *weight*, for which Liger would write elsewhere (the host waits for the device to know); two tanh one after the
-    other; other dtypes than float16, bfloat16 and float32; empty tensors; tracers, functorch transforms and subclasses.
-    So is a backward that is to be differentiated again.
+    The reference computes calls with statistics, which Liger does not compute; with a label that is neither ignored nor
+    a row of *weight*, for which Liger would write into other memory (the host waits for the device to find out); with
+    two tanh steps; with dtypes other than float16, bfloat16 and float32; with empty tensors; and for tracers, functorch
+    transforms and tensor subclasses. It also computes a backward that is to be differentiated again.
     """
     steps = None if loss.statistics else folded(loss.steps)
     if (
@@ -52,7 +53,7 @@ def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Te
         if loss.reduction == "mean":
             result = result / (labels != loss.ignore_index).sum()
     elif loss.reduction == "mean":
-        # Of no token Liger's mean is 0, and torch's is NaN.
+        # If no token counts, Liger's mean is 0, and torch's is NaN.
         result = torch.where((labels != loss.ignore_index).any(), result, math.nan)
     wide = reference.FLOAT.kind in [step.kind for step in loss.steps]
     return result.to(torch.float32 if wide else hidden.dtype)
@@ -62,12 +63,12 @@ linear_cross_entropy = computed_by(compute, reference.linear_cross_entropy)
 
 
 class _Form(NamedTuple):
-    """What is not a tensor.
+    """The arguments that are not tensors.
 
     Attributes:
-        loss: As the reference has it.
+        loss: The loss, for the reference.
         cap: The logits are kept within ±cap; ``None`` if they are not.
-        factor: What the logits are multiplied by first.
+        factor: The number by which the logits are first multiplied.
     """
 
     loss: Loss
@@ -91,7 +92,7 @@ def _called(
     wanted: Sequence[bool],
     upstream: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """The loss, and the gradients of hidden, weight and bias that are *wanted*: of hidden and bias, if any is."""
+    """The loss, and the *wanted* gradients of hidden, weight and bias; those of hidden and bias if any is wanted."""
     if form.factor != 1.0:
         hidden, bias = hidden * form.factor, None if bias is None else bias * form.factor
     results = launch(
@@ -107,7 +108,7 @@ def _called(
         softcap=form.cap,
         accum_dtype=torch.float32,
         token_grad_output=upstream,
-        # Liger would go by hidden alone, and make none of the weight where hidden needs none.
+        # By itself, Liger looks at hidden only, and makes no gradient of the weight if hidden needs none.
         compute_gradients=any(wanted),
         weight_requires_grad=any(wanted[1:2]),
     )
@@ -120,19 +121,19 @@ def _called(
 def _reduced_forward(
     form: _Form, needs: Sequence[bool], hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """The gradients are made in the forward."""
+    """The loss, and its gradients, which the forward makes."""
     value, *gradients = _called(form, hidden, weight, labels, bias, form.loss.reduction, needs[:3])
     return value, _needed(gradients, needs)
 
 
 def _reduced_backward(form: _Form, needs: Sequence[bool], upstream: Tensor, *saved: Tensor) -> list[Tensor]:
-    """What was made is scaled, in new memory: the graph may be kept."""
+    """The saved gradients, scaled. They are in new memory, because the graph may be kept."""
     del form
     return [(gradient * upstream).to(gradient.dtype) for gradient in saved[: sum(needs)]]
 
 
 def _formula(form: _Form, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
-    """What is computed in operations that can be differentiated again, in float32 as Liger's loss is."""
+    """The same loss from operations that can be differentiated again, in float32 like Liger's."""
     return reference.compute_loss(form.loss, hidden, weight, labels, bias).float()
 
 
@@ -154,7 +155,7 @@ def _per_token_backward(
     bias: Tensor | None,
     labels: Tensor,
 ) -> list[Tensor]:
-    """The logits are computed anew."""
+    """The wanted gradients. The logits are computed again."""
     with torch.autocast(hidden.device.type, enabled=False):
         gradients = _called(form, hidden, weight, labels, bias, "none", needs[:3], upstream.contiguous())[1:]
     return _needed(gradients, needs)

@@ -1,4 +1,4 @@
-"""RMSNorm by Liger: which of its modes is which variant."""
+"""RMSNorm by Liger, whose modes compute the variants."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from .launching import WIDEST, launch, serves, unseen_as_view
 def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> Tensor:
     """`fuseplug_rmsnorm.reference.rms_norm` by Liger: the same arguments, result and errors.
 
-    The result is the reference's up to rounding. Liger's mode ``"llama"`` rounds the unit row as the variants do that
-    multiply the weight after the cast. All other variants are its mode ``"gemma"``, in float32 throughout.
+    The result is the reference's up to rounding. Liger's mode ``"llama"`` rounds the unit row, like the variants that
+    multiply by the weight after the cast. Its mode ``"gemma"``, in float32 throughout, computes all other variants.
 
-    For these calls it is the reference: gates and groups; other dtypes than float16, bfloat16 and float32; empty
-    tensors; rows of more than 65536 elements; tracers, functorch transforms and subclasses; autocast, where that
-    changes the variant. So is a backward that is to be differentiated again.
+    The reference computes calls with gates or groups; with dtypes other than float16, bfloat16 and float32; with empty
+    tensors; with rows of more than 65536 elements; for tracers, functorch transforms and tensor subclasses; and under
+    autocast that changes the variant. It also computes a backward that is to be differentiated again.
     """
     variant, _, group_size = norming
     other = gate is not None or group_size is not None or variant.weight == "input"
     if variant.is_cast(x) or other or x.shape[-1] > WIDEST or not serves(x, weight):
         return by_reference(reference.compute, norming, x, weight, gate)
     result = reference.result_dtype(x, weight, variant)
-    # Liger's result has the dtype of x. Where a float32 weight widens it, x comes wide; nothing is rounded by that.
+    # Liger's result has the dtype of x. If a float32 weight widens the result, x is widened first: that rounds nothing.
     x = x.to(torch.promote_types(x.dtype, result))
     y: Tensor = _fused(norming, x, weight)
     return y.to(result)
@@ -60,7 +60,7 @@ def _forward(norming: Norming, _: Sequence[bool], x: Tensor, weight: Tensor | No
 def _backward(
     norming: Norming, needs: Sequence[bool], dy: Tensor, rstd: Tensor, x: Tensor, weight: Tensor | None
 ) -> list[Tensor]:
-    # Liger's own function of autograd writes the gradient over the one that comes in.
+    # Liger's own autograd function would overwrite the incoming gradient.
     dx, dweight = launch(
         rms_norm_backward,
         x,

@@ -22,15 +22,16 @@ from .launching import WIDEST, launch, serves, unseen_as_view
 def compute(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
     """`fuseplug_rope.reference.rope` by Liger: the same arguments, result and errors.
 
-    The result is the reference's up to rounding. Liger rotates in place, so it is given copies of q and k, and in the
-    backward of their gradients. Of tables with an angle for each element it reads one half. Whether the other is the
-    same is looked at once for each pair of tables, for which the host waits for the device: once in each forward of a
-    model whose layers share them.
+    The result is the reference's up to rounding. Liger rotates in place, so it gets copies of q and k, and in the
+    backward copies of their gradients. Of tables with an angle for each element, it reads one half. Whether the other
+    half is the same is tested once for each pair of tables, and the host waits for the device: once in each forward of
+    a model whose layers share the tables.
 
-    For these calls it is the reference: pairs of neighbours; a q without a k, or with one of another dtype, length or
-    head; more than four dimensions; tables of two different halves, with gradients, or that belong to more than the
-    batch and the sequence; other dtypes than float16, bfloat16 and float32; empty tensors; tracers, functorch
-    transforms and subclasses. So is a backward that is to be differentiated again.
+    The reference computes calls with pairs of neighbours; with a q without a k, or with a k of another dtype, length or
+    head size; with more than four dimensions; with tables that have two different halves, have gradients, or depend on
+    more than the batch and the sequence; with dtypes other than float16, bfloat16 and float32; with empty tensors; and
+    for tracers, functorch transforms and tensor subclasses. It also computes a backward that is to be differentiated
+    again.
     """
     fitted = None if k is None else _fitted(variant, q, k, cos, sin)
     if k is None or fitted is None:
@@ -45,13 +46,13 @@ rope = computed_by(compute, reference.rope)
 
 
 class _Fitted(NamedTuple):
-    """What Liger is given besides q and k.
+    """The arguments of Liger besides q and k.
 
     Attributes:
         cos: ``(1 or batch, sequence, angles)``.
         sin: Likewise.
         width: How many elements of a head are rotated.
-        heads: The dimension of q and k that the heads are in, counted from the end.
+        heads: The dimension of the heads in q and k, counted from the end.
     """
 
     cos: Tensor
@@ -61,7 +62,7 @@ class _Fitted(NamedTuple):
 
 
 def _fitted(variant: Variant, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> _Fitted | None:
-    """What Liger is given in the place of *cos* and *sin*; ``None`` where it cannot be."""
+    """The arguments of Liger in the place of *cos* and *sin*; ``None`` if Liger cannot compute the call."""
     width = variant.width_rotated(cos)
     if (
         (variant.reads, variant.writes) != ("halves", "halves")
@@ -88,7 +89,7 @@ def _four(tensor: Tensor) -> Tensor:
 
 
 def _heads(q: Tensor, k: Tensor, cos: Tensor) -> int | None:
-    """The dimension in which all of q and k have the same angle, -3 or -2; ``None`` if Liger knows no such call."""
+    """The dimension along which the angles are the same, -3 or -2; ``None`` if Liger cannot compute such a call."""
     if not (3 <= q.dim() == k.dim() <= 4 and cos.dim() <= 4 and q.shape[-1] == k.shape[-1]):
         return None
     q, k, cos = _four(q), _four(k), _four(cos)
@@ -101,12 +102,12 @@ def _heads(q: Tensor, k: Tensor, cos: Tensor) -> int | None:
 
 
 _answers: MutableMapping[Tensor, tuple[int, dict[Any, bool]]] = WeakTensorKeyDictionary()
-"""For a table that tensors are views of: what was found out about each view, and of which version of the table."""
+"""For each tensor of which tables are views: its version when it was tested, and the answer for each of the views."""
 
 
 def _alike(cos: Tensor, sin: Tensor) -> bool:
-    """Whether both tables have two equal halves, each. The host waits for the answer, which is kept with the tables."""
-    if cos.is_inference() or sin.is_inference():  # of these nobody can tell whether they were changed since
+    """Whether each of the tables has two equal halves. The host waits for the answer, which is kept for the tables."""
+    if cos.is_inference() or sin.is_inference():  # no version tells whether they were changed since
         return False
     kept = [_kept(table) for table in (cos, sin)]
     if None in kept and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -116,7 +117,7 @@ def _alike(cos: Tensor, sin: Tensor) -> bool:
 
 
 def _owner(table: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
-    """The tensor that *table* is a view of, and which view it is."""
+    """The tensor of which *table* is a view, and which view it is."""
     owner = table if table._base is None else table._base
     return owner, (table.storage_offset(), table.shape, table.stride(), table.dtype)
 
@@ -139,8 +140,8 @@ def _looked_at(table: Tensor) -> bool:
 def _rotated(
     turn: Callable[..., Any], q: Tensor, k: Tensor, fitted: _Fitted, dtype: torch.dtype, keeps_order: bool
 ) -> tuple[Tensor, Tensor]:
-    """Copies of q and k, turned, in *dtype*, and laid out as the reference lays them out."""
-    # In memory that is (batch, sequence, heads, head_dim) Liger rotates where it is.
+    """Rotated copies of q and k in *dtype*, with the memory layout of the reference's results."""
+    # Liger rotates in place if the memory is (batch, sequence, heads, head_dim).
     copies = [
         _tokens_first(x, fitted.heads).to(dtype, copy=True, memory_format=torch.contiguous_format) for x in (q, k)
     ]
@@ -151,13 +152,13 @@ def _rotated(
 
 
 def _tokens_first(x: Tensor, heads: int) -> Tensor:
-    """*x* with the sequence before the heads, in four dimensions; and back, from four."""
+    """*x* in four dimensions, with the sequence before the heads. A second call turns the dimensions back."""
     x = _four(x)
     return x.transpose(1, 2) if heads == -3 else x
 
 
 def _as_in(x: Tensor, y: Tensor, keeps_order: bool) -> Tensor:
-    """*y* in the shape of *x*, and in its order in memory if that is kept."""
+    """*y* in the shape of *x*, and in its memory order if *keeps_order*."""
     y = y.view(x.shape) if x.dim() == 4 else y.squeeze(0)
     like = torch.preserve_format if keeps_order else torch.contiguous_format
     strides = torch.empty_like(x, device="meta", memory_format=like).stride()
@@ -165,7 +166,7 @@ def _as_in(x: Tensor, y: Tensor, keeps_order: bool) -> Tensor:
 
 
 class _Rotation(torch.autograd.Function):
-    """The gradient of a rotation is a rotation of the gradient. Liger's own function writes over what comes in."""
+    """A rotation, whose gradient is a rotation of the gradient. Liger's own function overwrites its inputs."""
 
     @staticmethod
     def forward(

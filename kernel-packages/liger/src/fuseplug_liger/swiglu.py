@@ -28,13 +28,13 @@ from .launching import WIDEST, launch, serves, unseen_as_view
 def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     """`fuseplug_swiglu.reference.swiglu` by Liger: the same arguments, result and errors.
 
-    The result is the reference's up to rounding, and contiguous. Gate and up that one projection gives are read where
-    they are if they are one after the other, and silu is the activation; otherwise Liger takes copies.
+    The result is the reference's up to rounding, and contiguous. If one projection gives gate and up, Liger reads them
+    where they are, provided that up follows the gate and the activation is silu. Otherwise Liger takes copies.
 
-    For these calls it is the reference: activations and variants that `fuseplug_liger.declines` names; a gate and an up
-    of two dtypes, or of others than float16, bfloat16 and float32; empty tensors; rows of more than 65536 elements;
-    tracers, functorch transforms and subclasses; autocast, where that changes the activation. So is a backward that is
-    to be differentiated again.
+    The reference computes calls with activations and variants that `fuseplug_liger.declines` names; with a gate and an
+    up of two dtypes, or of dtypes other than float16, bfloat16 and float32; with empty tensors; with rows of more than
+    65536 elements; for tracers, functorch transforms and tensor subclasses; and under autocast that changes the
+    activation. It also computes a backward that is to be differentiated again.
     """
     other = other_activation(gating.activation, gating.beta) or other_variant(gating.variant.name, gating.activation)
     mixed = up is not None and up.dtype is not gate.dtype
@@ -51,7 +51,7 @@ swiglu = computed_by(compute, reference.swiglu)
 
 
 def _form(gating: Gating) -> tuple[bool, float]:
-    """Whether Liger's SwiGLU computes it, not its GeGLU; and what the gate is multiplied by first."""
+    """Whether Liger's SwiGLU computes *gating*, rather than its GeGLU; and the factor of the gate."""
     return ACTIVATIONS[gating.activation].formula == "swish", 1.0 if gating.scale is None else float(gating.scale)
 
 
@@ -71,7 +71,7 @@ def _backward(gating: Gating, needs: Sequence[bool], dy: Tensor, gate: Tensor, u
     dy = dy.contiguous()
     if up is None:
         return [launch(swiglu_fused_gate_up_backward, gate, gate.contiguous(), dy).view_as(gate)]
-    # Copies, because Liger puts the gradients in their place.
+    # Copies, because Liger overwrites them with the gradients.
     values = [tensor.clone(memory_format=torch.contiguous_format) for tensor in (gate, up)]
     gradients = launch(swiglu_backward, gate, *values, dy, scale) if silu else launch(geglu_backward, gate, *values, dy)
     return [gradient for gradient, need in zip(gradients, needs, strict=True) if need]

@@ -1,4 +1,4 @@
-"""Examples of RoPE on which Liger computes: it reads one half of the tables, and those of the op differ."""
+"""Examples of RoPE that Liger computes: it reads one half of the tables, and in the op's examples the halves differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fuseplug_rope.recognise.adapters import MethodAdapter
 
 
 def match(site: Site) -> list[Proposal] | Rejection | None:
-    """Recognise what `fuseplug_rope` does, to be checked on tables as well of which Liger may read half."""
+    """Propose what `fuseplug_rope` proposes, also to be checked on tables of which Liger may read one half."""
     answer = rotary_functions(site)
     if answer is None or isinstance(answer, Rejection):
         return answer
@@ -23,7 +23,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
 
 
 def also_with_tables_alike(proposal: Proposal) -> Proposal:
-    """*proposal*, checked on tables of two equal halves as well: Liger computes with no others."""
+    """*proposal*, also checked on tables with two equal halves: Liger computes with no others."""
     adapter = proposal.adapters[0]
     roles = getattr(adapter.function if isinstance(adapter, MethodAdapter) else adapter, "roles", None)
     if roles is None or roles.cos is None or roles.sin is None:

@@ -1,4 +1,4 @@
-"""The public functions, on every device: by the first kernel here that this machine can run there."""
+"""The public functions, for every device: each uses the first kernel here that this machine can run on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernels of the linear cross-entropy there are. Nothing here imports torch."""
+"""The kernels for the linear cross-entropy. Importing this module imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["LinearCrossEntropyKernel"]
 
 
 class LinearCrossEntropyKernel(BaseKernel):
-    """The base of every kernel of the linear cross-entropy: a subclass names its id, function and device types.
+    """The base of every kernel for the linear cross-entropy: a subclass names its id, function and device types.
 
     The function has the signature of `fuseplug_linear_cross_entropy.reference.linear_cross_entropy`.
     """
@@ -22,37 +22,37 @@ class LinearCrossEntropyKernel(BaseKernel):
     reference: ClassVar[str] = "fuseplug_linear_cross_entropy.reference:linear_cross_entropy"
     recogniser: ClassVar[str] = "fuseplug_linear_cross_entropy.recognise:match"
     specimens: ClassVar[str] = "fuseplug_linear_cross_entropy.specimens:specimens"
-    # Sixteen rows of a small vocabulary, and 512 of one that has several tiles: more than 2²² logits.
+    # Sixteen rows of a small vocabulary, and 512 rows of one with several tiles: more than 2²² logits.
     check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, 1 << 14)
 
 
 class NpuLinearCrossEntropyKernel(NpuKernel, LinearCrossEntropyKernel):
-    """The loss in chunks of tokens by operations of torch and torch_npu, for Ascend NPUs."""
+    """The loss in chunks of tokens, by operations of torch, for Ascend NPUs."""
 
     kernel_id: ClassVar[str] = "npu_fused_linear_cross_entropy"
     function: ClassVar[str] = "fuseplug_linear_cross_entropy.backends.npu:linear_cross_entropy"
 
 
 class TritonLinearCrossEntropyKernel(TritonKernel, LinearCrossEntropyKernel):
-    """The loss in chunks of tokens, matmuls by cuBLAS and the rest by Triton, for GPUs."""
+    """The loss in chunks of tokens, with matmuls by cuBLAS and the rest by Triton, for GPUs."""
 
     kernel_id: ClassVar[str] = "triton_fused_linear_cross_entropy"
     function: ClassVar[str] = "fuseplug_linear_cross_entropy.backends.triton:linear_cross_entropy"
 
 
 class InductorLinearCrossEntropyKernel(InductorKernel, LinearCrossEntropyKernel):
-    """The loss in chunks of tokens, the steps between the matmuls as Inductor compiles them, for the CPU."""
+    """The loss in chunks of tokens, with the steps between the matmuls compiled by Inductor, for the CPU."""
 
     kernel_id: ClassVar[str] = "inductor_fused_linear_cross_entropy"
     function: ClassVar[str] = "fuseplug_linear_cross_entropy.backends.inductor:linear_cross_entropy"
     device_types: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def gains_from(self, use: Use) -> int:
-        """Logits: fewer of them fit into a cache, where PyTorch's own way is as fast, and there is no memory to save.
+        """A number of logits: fewer fit into a cache, where PyTorch is as fast, and leave no memory to save.
 
-        On one x86 core, in ms, the reference and this, forward and backward, hidden 256: 48 and 52 at 2²² logits in
-        bfloat16, 90 and 99 in float32; 103 and 98, 173 and 178 at 2²³; at 2²⁴, hidden 512, 337 and 286, 737 and 720.
-        Where half precision is slow, on two cores with AVX2: 47 and 9 at 2¹⁶, 2026 and 50 at 2²⁰.
+        In ms for the reference and this kernel, forward and backward, on one x86 core, with hidden 256: 48 and 52 at
+        2²² logits in bfloat16, 90 and 99 in float32; 103 and 98, 173 and 178 at 2²³; at 2²⁴, with hidden 512, 337 and
+        286, 737 and 720. On two cores with AVX2, where half precision is slow: 47 and 9 at 2¹⁶, 2026 and 50 at 2²⁰.
         """
         from fuseplug_backends.products import is_slow
 

@@ -1,4 +1,4 @@
-"""What a linear cross-entropy computes, in plain PyTorch: the logits of a head, a few steps on them, and their loss."""
+"""The linear cross-entropy in plain PyTorch: the logits of a head, a few steps on them, and their loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Step(NamedTuple):
 
     Attributes:
         kind: A key of `STEPS`.
-        number: By what it multiplies or divides; of no meaning for other kinds.
+        number: The factor of ``"mul"`` or the divisor of ``"div"``; other kinds ignore it.
     """
 
     kind: str
@@ -34,7 +34,7 @@ STEPS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "div": lambda y, number: y / number,
     "tanh": lambda y, _: torch.tanh(y),
 }
-"""What each kind of step computes, in the dtype that the step before leaves."""
+"""The function of each kind of step. It computes in the dtype that the previous step leaves."""
 
 FLOAT = Step("float")
 
@@ -56,14 +56,14 @@ STATISTICS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "log_sum_sq_probs": lambda _, logp, __: (2 * logp).logsumexp(-1),
     "is_top1": lambda y, _, labels: y.argmax(-1) == labels,
 }
-"""What can be known of the distribution of each token, from the logits after the steps ``(tokens, vocabulary)``, their
+"""Statistics of each token's distribution, from the logits after the steps ``(tokens, vocabulary)``, their
 ``log_softmax``, and the labels ``(tokens,)``. Results are ``(tokens,)``; only ``is_top1``, which is bool, has no
 gradient. All names but ``logsumexp`` are TRL's, in ``FusedCausalLMOutput``.
 """
 
 
 class Loss(NamedTuple):
-    """The arguments of `linear_cross_entropy` that are no tensors, checked."""
+    """The checked arguments of `linear_cross_entropy`, without the tensors."""
 
     steps: tuple[Step, ...]
     ignore_index: int
@@ -73,10 +73,10 @@ class Loss(NamedTuple):
 
 
 class LossAndStatistics(NamedTuple):
-    """What `linear_cross_entropy` returns with *statistics*; ``None`` for those that were not asked for.
+    """The result of `linear_cross_entropy` with *statistics*; a statistic that was not asked for is ``None``.
 
-    With p the probabilities of a token and y its logits after the steps, all of the labels' shape; 0 where a label is
-    ignored.
+    Below, p are the probabilities of a token, and y its logits after the steps. Statistics have the shape of the
+    labels, and are 0 where a label is ignored.
 
     Attributes:
         loss: The cross-entropy, as without statistics.
@@ -96,10 +96,10 @@ class LossAndStatistics(NamedTuple):
 
 
 class LogProbs(NamedTuple):
-    """What `linear_logprob` returns.
+    """The result of `linear_logprob`.
 
     Attributes:
-        logprob: The log-probability of each label, float32, of the labels' shape; 0 where a label is ignored.
+        logprob: The log-probability of each label, of the labels' shape; 0 where a label is ignored.
         entropy: The entropy of each token's distribution, likewise; ``None`` if it was not asked for.
     """
 
@@ -116,27 +116,27 @@ def logits_of(hidden: Tensor, weight: Tensor, bias: Tensor | None, steps: Sequen
 
 
 Tokens: TypeAlias = tuple[Tensor, dict[str, Tensor]]
-"""The log-probability of each label, and statistics by name; each ``(tokens,)``, and 0 where a label is ignored."""
+"""The log-probability of each label, and the statistics by name; each ``(tokens,)``, 0 where a label is ignored."""
 
 
 def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor | Tokens:
-    """`linear_cross_entropy` for arguments that were checked: `compute_tokens` with statistics, else `compute_loss`."""
+    """`linear_cross_entropy` for checked arguments: `compute_tokens` with statistics, else `compute_loss`."""
     return (compute_tokens if loss.statistics else compute_loss)(loss, hidden, weight, labels, bias)
 
 
 def compute_loss(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor:
-    """`linear_cross_entropy` without statistics, for arguments that were checked.
+    """`linear_cross_entropy` without statistics, for checked arguments.
 
     Args:
         loss: The numbers and the steps.
         hidden: ``(tokens, hidden)``, floating.
         weight: ``(vocabulary, hidden)``, of the dtype of *hidden*.
         labels: ``(tokens,)``, int64.
-        bias: ``(vocabulary,)`` or ``None``, likewise.
+        bias: ``(vocabulary,)``, of the dtype of *hidden*, or ``None``.
 
     Returns:
-        The loss: a scalar, or ``(tokens,)`` without a reduction, or ``(2, tokens)`` without a label smoothing, in the
-        dtype that the last step leaves.
+        The loss, in the dtype that the last step leaves: a scalar; ``(tokens,)`` without a reduction; ``(2, tokens)``
+        if the label smoothing is ``None``.
     """
     logits = logits_of(hidden, weight, bias, loss.steps)
     if loss.label_smoothing is not None:
@@ -153,10 +153,10 @@ def compute_loss(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bia
 
 
 def compute_tokens(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tokens:
-    """Log-probabilities and the statistics that *loss* names, for arguments as those of `compute`."""
+    """The log-probabilities and the statistics that *loss* names, for the arguments of `compute`."""
     y = logits_of(hidden, weight, bias, loss.steps)
     logprobs = functional.log_softmax(y, -1)
-    # Not `gather`, whose error for a label that is no word is another one on the CPU.
+    # On the CPU, `gather` would raise another error for a label outside of the vocabulary.
     losses = functional.nll_loss(logprobs, labels, ignore_index=loss.ignore_index, reduction="none")
     ignored = labels == loss.ignore_index
     values = {name: STATISTICS[name](y, logprobs, labels).masked_fill(ignored, 0) for name in loss.statistics}
@@ -210,41 +210,42 @@ def linear_cross_entropy(
     """Cross-entropy of the logits of a linear layer: ``cross_entropy(steps(hidden @ weight.T + bias), labels)``.
 
     Args:
-        hidden: ``(..., hidden)``, floating. The labels belong to it as it is: a model that predicts the next token
-            passes ``hidden[..., :-1, :]`` and ``labels[..., 1:]``.
+        hidden: ``(..., hidden)``, floating. Labels are not shifted: a model that predicts the next token passes
+            ``hidden[..., :-1, :]`` and ``labels[..., 1:]``.
         weight: ``(vocabulary, hidden)``, of the dtype of *hidden*.
         labels: ``(...)``, int64.
         bias: ``(vocabulary,)`` or ``None``, of the dtype of *hidden*.
-        steps: What is done to the logits first: by default they are widened to float32. `scaled` and `softcapped` make
-            others.
+        steps: The steps to apply to the logits before the loss. By default, one step widens them to float32; `scaled`
+            and `softcapped` make other steps.
         ignore_index: The label of tokens that do not count.
         reduction: ``"mean"`` over the tokens that count (NaN if none does), ``"sum"``, or ``"none"``.
-        label_smoothing: How much of the target is spread over the whole vocabulary, from 0 to 1. ``None``, with the
-            reduction ``"none"``, gives the losses for 0 and for 1, to be mixed by the caller.
-        compute: What is given the tensors once they are checked, and the `Loss`: that of a backend.
-        statistics: Keys of `STATISTICS`: what is also wanted of each token, from the same pass over the vocabulary.
-            Without *label_smoothing* only.
+        label_smoothing: The share of the target to spread over the whole vocabulary, from 0 to 1. ``None``, which needs
+            the reduction ``"none"``, gives the losses for 0 and for 1, for the caller to mix.
+        compute: A backend's function, called with the `Loss` and the checked tensors.
+        statistics: Keys of `STATISTICS` to compute for each token, in the same pass over the vocabulary. They need the
+            *label_smoothing* 0.
 
     Returns:
-        The loss, differentiable in *hidden*, *weight* and *bias*: a scalar; ``(...)`` for ``"none"``; ``(2, ...)`` for
-        no *label_smoothing*; float32, or the logits' dtype if *steps* do not widen them. Under autocast as ``F.linear``
-        and ``F.cross_entropy``. With *statistics* a `LossAndStatistics`, differentiable but for ``is_top1``.
+        The loss, differentiable with respect to *hidden*, *weight* and *bias*: a scalar; ``(...)`` for ``"none"``;
+        ``(2, ...)`` if *label_smoothing* is ``None``. It is float32, or has the logits' dtype if *steps* do not widen
+        them. Autocast affects it as it affects ``F.linear`` and ``F.cross_entropy``. With *statistics*, a
+        `LossAndStatistics`, differentiable except for ``is_top1``.
 
     Raises:
         ValueError: If a shape, dtype, step, reduction, statistic or number does not fit.
-        IndexError: On a CPU, if a label is neither *ignore_index* nor a row of *weight*. Elsewhere the device says so,
-            as for ``F.cross_entropy``.
+        IndexError: On a CPU, if a label is neither *ignore_index* nor a row of *weight*. Elsewhere the device reports
+            it, as for ``F.cross_entropy``.
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction is {reduction!r}; expected 'mean', 'sum' or 'none'")
     if label_smoothing is None and reduction != "none":
-        raise ValueError(f"reduction is {reduction!r}; expected 'none', where label_smoothing is None")
+        raise ValueError(f"label_smoothing=None needs reduction='none'; reduction is {reduction!r}")
     if not (label_smoothing is None or 0.0 <= label_smoothing <= 1.0):
         raise ValueError(f"label_smoothing is {label_smoothing!r}; expected a number from 0 to 1")
     if unknown := [name for name in statistics if name not in STATISTICS]:
         raise ValueError(f"unknown statistic {unknown[0]!r}; known: {', '.join(STATISTICS)}")
     if statistics and label_smoothing != 0.0:
-        raise ValueError(f"label_smoothing is {label_smoothing!r}; expected 0.0, where there are statistics")
+        raise ValueError(f"statistics need label_smoothing=0.0; label_smoothing is {label_smoothing!r}")
     smoothing = None if label_smoothing is None else float(label_smoothing)
     names = tuple(name for name in STATISTICS if name in statistics)
     loss = Loss(tuple(Step(*step) for step in steps), ignore_index, reduction, smoothing, names)
@@ -277,19 +278,21 @@ def linear_logprob(
 
     Args:
         hidden: As for `linear_cross_entropy`.
-        weight: As there.
-        labels: As there: the tokens that were sampled.
-        bias: As there.
-        steps: As there. A sampling temperature is a step ``Step("div", temperature)`` before the last.
-        ignore_index: The label of tokens whose results are 0 and without a gradient.
+        weight: As for `linear_cross_entropy`.
+        labels: As for `linear_cross_entropy`: the tokens that were sampled.
+        bias: As for `linear_cross_entropy`.
+        steps: As for `linear_cross_entropy`. A sampling temperature is a step ``Step("div", temperature)`` before the
+            last.
+        ignore_index: The label of tokens whose results are 0 and have no gradient.
         entropy: Whether to compute the entropy, in nats.
-        compute: As there.
+        compute: As for `linear_cross_entropy`.
 
     Returns:
-        `LogProbs`, both differentiable in *hidden*, *weight* and *bias*; in the dtype of `linear_cross_entropy`.
+        `LogProbs`, both differentiable with respect to *hidden*, *weight* and *bias*, in the dtype of the result of
+        `linear_cross_entropy`.
 
     Raises:
-        ValueError, IndexError: As `linear_cross_entropy`.
+        ValueError, IndexError: As for `linear_cross_entropy`.
     """
     names = ("entropy",) if entropy else ()
     loss = Loss(tuple(Step(*step) for step in steps), ignore_index, "none", 0.0, statistics=names)
@@ -301,7 +304,7 @@ def linear_logprob(
 
 
 def _reduced(loss: Loss, losses: Tensor, labels: Tensor) -> Tensor:
-    """The loss of all tokens from that of each, added up in float32 at least."""
+    """The tokens' losses after the reduction, which adds in float32 at least."""
     if loss.reduction == "none":
         return losses
     total = losses.to(torch.promote_types(losses.dtype, torch.float32)).sum()
@@ -311,7 +314,7 @@ def _reduced(loss: Loss, losses: Tensor, labels: Tensor) -> Tensor:
 def _as_called(
     loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None
 ) -> tuple[Loss, Tensor, Tensor, Tensor | None, contextlib.AbstractContextManager[object]]:
-    """The arguments as autocast changes them, and a context without autocast to compute in."""
+    """The arguments as autocast changes them, and a context without autocast for the computation."""
     kind = hidden.device.type
     alone: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if torch.is_autocast_enabled(kind):

@@ -1,4 +1,4 @@
-"""Small models with a head and a loss in plain PyTorch, as models write them: what the kernels here are checked on."""
+"""Small models with a head and a loss in plain PyTorch, written as real models are. The kernels are checked on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HIDDEN, VOCABULARY, TOKENS = 24, 37, 9
 
 
 def specimens() -> list[nn.Module]:
-    """At least one model for each head, and for each thing that models do between head and loss; some of odd widths."""
+    """At least one model for each head, and for each step that models take between head and loss; some of odd width."""
     return [
         Causal(),
         Causal(hidden=7, vocabulary=13, bias=True),
@@ -35,7 +35,7 @@ def specimens() -> list[nn.Module]:
 
 
 class Causal(nn.Module):
-    """As Llama's: float32 logits, and labels that are shifted."""
+    """Like Llama: float32 logits, and shifted labels."""
 
     def __init__(self, hidden: int = HIDDEN, vocabulary: int = VOCABULARY, bias: bool = False) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Causal(nn.Module):
         self.lm_head = nn.Linear(hidden, vocabulary, bias=bias)
 
     def get_output_embeddings(self) -> nn.Module:
-        """The head, as transformers asks for it."""
+        """The head, which transformers asks for by this name."""
         return self.lm_head
 
     @property
@@ -55,11 +55,11 @@ class Causal(nn.Module):
         return {"input_ids": ids, "labels": labels}
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
-        """The loss, ``None`` without *labels*, and the logits."""
+        """The loss, or ``None`` without *labels*, and the logits."""
         return self.after(functional.silu(self.embed_tokens(input_ids)), labels)
 
     def after(self, hidden: Tensor, labels: Tensor | None) -> tuple[Tensor | None, Tensor]:
-        """The loss and the logits of the last hidden states."""
+        """The loss and the logits from the last hidden states."""
         logits = self.logits(hidden)
         return None if labels is None else self.loss(logits, labels), logits
 
@@ -74,7 +74,7 @@ class Causal(nn.Module):
 
 
 class Tied(Causal):
-    """As Gemma's: the head has the weight of the embedding."""
+    """Like Gemma: the head has the weight of the embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Tied(Causal):
 
 
 class FromHiddenStates(Causal):
-    """A head alone, as at the end of a pipeline."""
+    """Only the head, like the last stage of a pipeline."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class FromHiddenStates(Causal):
 
 
 class ShiftedLogits(Causal):
-    """As remote code has it: the logits are shifted, not the labels."""
+    """Like remote code that shifts the logits instead of the labels."""
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of the next token."""
@@ -112,26 +112,26 @@ class ShiftedLogits(Causal):
 
 
 class ScaledLogits(Causal):
-    """As Cohere's."""
+    """Like Cohere: multiplied logits."""
 
     def logits(self, hidden: Tensor) -> Any:
-        """The logits, each multiplied."""
+        """The logits, multiplied by a number."""
         return super().logits(hidden) * 0.0625
 
 
 class Divided(Causal):
-    """As Granite's."""
+    """Like Granite: divided logits."""
 
     def logits(self, hidden: Tensor) -> Any:
-        """The logits, each divided."""
+        """The logits, divided by a number."""
         return super().logits(hidden) / 8.0
 
 
 class Softcapped(Causal):
-    """As Gemma 2's."""
+    """Like Gemma 2: capped logits."""
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
-        """The loss and the logits, none of which is above a cap."""
+        """The loss and the capped logits."""
         logits = self.lm_head(functional.silu(self.embed_tokens(input_ids)))
         logits = logits / 3.0
         logits = torch.tanh(logits)
@@ -140,7 +140,7 @@ class Softcapped(Causal):
 
 
 class InHalf(Causal):
-    """As older models have it: the loss of logits that are not widened."""
+    """Like older models: the loss of logits that are not widened."""
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of the same token."""
@@ -148,7 +148,7 @@ class InHalf(Causal):
 
 
 class Summed(Causal):
-    """As with gradient accumulation: a sum, divided by the number of items of all batches."""
+    """Like a model under gradient accumulation: a sum, divided by the number of items in all batches."""
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of the same token."""
@@ -176,14 +176,14 @@ class PerToken(Causal):
 
 
 class SlicedVocabulary(Causal):
-    """As with a padded vocabulary."""
+    """Like a model with a padded vocabulary: the logits of the padding are cut off."""
 
     def logits(self, hidden: Tensor) -> Any:
-        """The logits but the last."""
+        """The logits without the last five."""
         return super().logits(hidden)[..., : VOCABULARY - 5]
 
     @property
     def dummy_inputs(self) -> dict[str, Tensor]:
-        """Labels that are below the cut."""
+        """A call with labels, all below the cut."""
         inputs = super().dummy_inputs
         return inputs | {"labels": inputs["labels"].clamp(max=VOCABULARY - 6)}

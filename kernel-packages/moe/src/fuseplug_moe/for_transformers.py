@@ -1,7 +1,7 @@
-"""Experts as one of transformers' experts implementations: ``model.set_experts_implementation("fuseplug")``.
+"""The kernels as an experts implementation of transformers: ``model.set_experts_implementation("fuseplug")``.
 
-Nothing is checked here when it is put on. So only what transformers says of its experts is computed by a kernel, and
-everything else by its own ``grouped_mm``.
+Nothing is checked when a model is given this implementation. So a kernel computes only what transformers itself says
+about its experts, and transformers' own ``grouped_mm`` computes everything else.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .reference import GateUpLayout, RowFunction, apply_gate
 __all__ = ["register_experts"]
 
 _NAMING = ("torch.nn.modules.activation", "torch.nn.functional", "transformers.activations")
-"""Where activations are defined of which those in `GATES` do the same in every call, in training as in eval mode."""
+"""The Python modules whose activations, if in `GATES`, do the same in every call, in training as in eval mode."""
 
 _SAME_AS_USUAL = "grouped_mm"
-"""What transformers uses if no implementation is asked for."""
+"""The implementation that transformers uses by default."""
 
 
 def register_experts(name: str = "fuseplug", *, every_size: bool = False) -> str:
@@ -38,7 +38,7 @@ def register_experts(name: str = "fuseplug", *, every_size: bool = False) -> str
 
     The kernel is the one for the device of the call, as for `fuseplug_moe.moe`. transformers' own ``grouped_mm``
     computes calls inside ``torch.compile``, calls that are too small to gain, and, with a `RuntimeWarning` that says
-    why, calls that no kernel here computes: on a device that has none, or with weights that are no plain tensors.
+    why, calls that no kernel here computes: on a device without a kernel, or with weights that are not plain tensors.
 
     Args:
         name: The name of the implementation.
@@ -48,8 +48,8 @@ def register_experts(name: str = "fuseplug", *, every_size: bool = False) -> str
         *name*.
 
     Raises:
-        ImportError: If transformers is not installed, or older than its experts implementations.
-        ValueError: If transformers, or somebody else, has an implementation of that name.
+        ImportError: If transformers is not installed, or too old to have experts implementations.
+        ValueError: If transformers, or somebody else, already has an implementation of that name.
     """
     try:
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -77,10 +77,10 @@ def _experts(
     top_k_index: Tensor,
     top_k_weights: Tensor,
 ) -> Tensor:
-    """What transformers calls: ``(tokens, hidden)`` floating, ``(tokens, k)`` integers, ``(tokens, k)`` floating.
+    """Called by transformers: ``(tokens, hidden)`` floating, ``(tokens, k)`` integers, ``(tokens, k)`` floating.
 
     Raises:
-        IndexError: On the CPU, for an index that names neither an expert nor, in expert parallelism, those elsewhere.
+        IndexError: On the CPU, if an index names neither an expert nor, in expert parallelism, those elsewhere.
     """
     if torch.compiler.is_compiling():
         return usual()(module, hidden_states, top_k_index, top_k_weights)
@@ -117,7 +117,7 @@ def _experts(
 
 
 def _gains(hidden_states: Tensor) -> bool:
-    """Whether Inductor's kernel is faster than ``grouped_mm`` here and now."""
+    """Whether Inductor's kernel is faster than ``grouped_mm`` in this call."""
     decodes = len(hidden_states) == 1 and hidden_states.is_cpu and not torch.is_grad_enabled()
     return decodes or len(hidden_states) >= STACKED_GAINS_FROM
 
@@ -130,7 +130,7 @@ def _kernel(device_type: str) -> type[MoEKernel] | None:
 
 
 def _weights(module: Any) -> list[Any]:
-    """The first projection, the second, and their biases if there are any, where transformers has them."""
+    """The first projection, the second, and their biases, if any, from the attributes that transformers uses."""
     first = "gate_up_proj" if module.has_gate else "up_proj"
     names = [first, "down_proj", *((f"{first}_bias", "down_proj_bias") if module.has_bias else ())]
     return [getattr(module, name) for name in names]
@@ -144,24 +144,24 @@ def _unknown(module: nn.Module, hidden_states: Tensor, kernel: type[MoEKernel] |
         return f"its input has {hidden_states.dim()} dimensions, not 2"
     tensors = [hidden_states, *_weights(module)]
     if odd := next((type(tensor) for tensor in tensors if type(tensor) not in PLAIN), None):
-        return f"a {odd.__name__} is among its weights and its input, where plain tensors are known"
+        return f"a {odd.__name__} is among its weights and its input; only plain tensors are supported"
     return ""
 
 
 def _gate(module: Any, layout: GateUpLayout) -> str | RowFunction:
-    """The row of `GATES` that is the module's gate if that is certain, otherwise its gate, to be called as it is."""
+    """The module's gate: as a row of `GATES` if that is certain, otherwise as a function to call."""
     named = _named(module.act_fn) if layout == "ungated" or _is_default(module) else None
     return named or own_gate(module, layout)
 
 
 def _is_default(module: nn.Module) -> bool:
-    """Whether the gate is ``act_fn(gate) * up`` of two halves: transformers gives it to classes that have none."""
+    """Whether the gate is ``act_fn(gate) * up`` of two halves, which transformers gives to classes without a gate."""
     gate = getattr(type(module), "_apply_gate", None)
     return getattr(gate, "__module__", "") == "transformers.integrations.moe" and "_apply_gate" not in vars(module)
 
 
 def _named(activation: Any) -> str | None:
-    """The row of `GATES` that *activation* is, for those of torch and transformers."""
+    """The row of `GATES` that *activation* is, if it comes from torch or transformers."""
     if isinstance(activation, nn.Module):
         attributes = vars(activation)
         hooked = are_modules_hooked() or any(value for name, value in attributes.items() if name.endswith("hooks"))
@@ -173,7 +173,7 @@ def _named(activation: Any) -> str | None:
     try:
         if (type(activation), state) not in _names:
             _names[type(activation), state] = _name_of(activation)
-    except TypeError:  # it holds something that cannot be a key
+    except TypeError:  # an attribute cannot be a key
         return None
     return _names[type(activation), state]
 
@@ -186,7 +186,7 @@ def _name_of(activation: Any) -> str | None:
     if defined.__module__ not in _NAMING:
         return None
     name = named_activation(activation)
-    # Some are clipped where no network goes: at 10.
+    # Some activations are clipped at 10, farther out than `named_activation` looks.
     far = torch.tensor([*(10.0**n for n in range(5)), *(-(10.0**n) for n in range(5))], device="cpu").repeat(2)
     same = name is not None and torch.allclose(
         activation(far), apply_gate(far, None, name, "ungated", None, 1.0), rtol=1e-5, atol=1e-6

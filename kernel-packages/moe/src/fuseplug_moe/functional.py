@@ -1,4 +1,4 @@
-"""The public function, on every device: by the first kernel here that this machine can run there."""
+"""The public function: the first of these kernels that this machine can run on the device computes it."""
 
 from __future__ import annotations
 

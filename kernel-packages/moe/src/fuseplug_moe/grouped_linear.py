@@ -23,18 +23,18 @@ def linear(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         ``(rows, out)``; zero for rows after the last end.
     """
     if is_traced():
-        # How many rows a group has is data, and no tracer can follow what depends on it: to it this is one operation.
+        # The number of rows in a group is data, which no tracer can follow. So a tracer sees one operation.
         result: Tensor = _linear(rows, weight, ends)
         return result
-    if is_mapped(rows, weight, ends):  # how many rows a group has is not one number then
+    if is_mapped(rows, weight, ends):  # then the number of rows in a group is not one number
         return _each_by_its_own(rows, weight, ends)
     return walk(rows, weight.unbind(), ends, skip=False)
 
 
 def walk(rows: Tensor, matrices: Sequence[Tensor], ends: Tensor, *, skip: bool) -> Tensor:
-    """`linear` for matrices one by one, as operations that can be differentiated any number of times.
+    """`linear` for matrices one by one, in operations that can be differentiated any number of times.
 
-    With *skip*, groups without rows are left out, and so have no gradient; else theirs is zero.
+    With *skip*, groups without rows are left out, so their matrices have no gradient; otherwise it is zero.
     """
     if is_mapped(rows, ends, *matrices):
         return _each_by_its_own(rows, torch.stack(list(matrices)), ends)
@@ -44,7 +44,7 @@ def walk(rows: Tensor, matrices: Sequence[Tensor], ends: Tensor, *, skip: bool) 
 
 
 def _each_by_its_own(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """`linear` with a matrix for each row, whose shapes do not depend on the groups."""
+    """`linear` with a matrix for each row, so that no shape depends on the groups."""
     numbers = torch.arange(rows.shape[0], device=rows.device)
     group = (numbers[:, None] >= ends).sum(1)
     matrices = weight.index_select(0, group.clamp(max=weight.shape[0] - 1))
@@ -53,7 +53,7 @@ def _each_by_its_own(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 def _groups(ends: Tensor) -> Iterator[tuple[int, int, int]]:
     start = 0
-    # torch.func.grad wraps without making a batch, and torch 2.7 has no tolist() for what is wrapped.
+    # torch.func.grad wraps tensors without batching them, and torch 2.7 has no tolist() for wrapped tensors.
     numbers = [end.item() for end in ends] if is_wrapped(ends) else ends.tolist()
     for group, end in enumerate(numbers):
         yield group, start, end

@@ -20,20 +20,20 @@ Projection = Tensor | Sequence[Tensor]
 """The matrices of all experts: stacked in one tensor, or one by one."""
 
 RowFunction = Callable[[Tensor], Tensor]
-"""A function of rows that treats all alike."""
+"""A function of rows that treats all rows alike."""
 
 GateUpLayout = Literal["concatenated", "interleaved", "ungated"]
 
 
 @dataclass(frozen=True)
 class Gate:
-    """How an expert goes from its first projection to its second.
+    """What an expert computes between its first projection and its second.
 
     Attributes:
-        activation: A key of `fuseplug_backends.activations.ACTIVATIONS`: of the gate, or of the only projection.
-        clamp: What is kept below ``limit``, and up between ``±limit``: the gate ``"before"`` its activation, or the
-            activation ``"after"`` it.
-        offset: Added to up before the product.
+        activation: A key of `fuseplug_backends.activations.ACTIVATIONS`, for the gate or the only projection.
+        clamp: Whether the gate is kept below ``limit`` ``"before"`` its activation, or the activated gate ``"after"``
+            it. In both cases up is kept between ``±limit``.
+        offset: The number that is added to up before the product.
     """
 
     activation: str
@@ -42,7 +42,7 @@ class Gate:
 
     @property
     def row(self) -> Activation:
-        """The row of the activation."""
+        """The row of `ACTIVATIONS`."""
         return ACTIVATIONS[self.activation]
 
 
@@ -56,7 +56,7 @@ GATES: dict[str, Gate] = {
     "silu-clamp-before": Gate("silu", clamp="before"),
     "silu-clamp-after": Gate("silu", clamp="after"),
 }
-"""Every gate by name, the likely ones first. Those that clamp need a ``limit``."""
+"""Every gate by name, the likely ones first. Gates that clamp need a ``limit``."""
 
 
 class Order(NamedTuple):
@@ -65,8 +65,8 @@ class Order(NamedTuple):
     Attributes:
         slots: ``(pairs,)`` integers, the slot of each sorted row.
         rows: ``(pairs,)`` integers, the sorted row of each slot.
-        ends: ``(experts,)`` integers, where the rows of each expert end; those after the last belong to none.
-        experts: ``(pairs,)`` integers, the expert of each sorted row; any for those of none.
+        ends: ``(experts,)`` integers, where the rows of each expert end; rows after the last end belong to none.
+        experts: ``(pairs,)`` integers, the expert of each sorted row; any expert for rows that belong to none.
     """
 
     slots: Tensor
@@ -76,7 +76,7 @@ class Order(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """The arguments of `moe` that say what the experts are, checked."""
+    """The arguments of `moe` that describe the experts, once they are checked."""
 
     number: int
     gate_up: Projection
@@ -94,18 +94,18 @@ class Experts(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the first projection, in which the experts compute."""
+        """The dtype of the first projection, in which the experts compute."""
         return first(self.gate_up).dtype
 
     @property
     def stacked(self) -> list[Tensor]:
-        """Those that are one tensor for all experts."""
+        """The projections and biases that are one tensor for all experts."""
         all_of_them = (self.gate_up, self.up, self.down, self.gate_up_bias, self.down_bias)
         return [tensor for tensor in all_of_them if isinstance(tensor, Tensor)]
 
 
 def outside_autocast(compute: Callable[..., Tensor], experts: Experts, x: Tensor, *others: Any) -> Tensor:
-    """``compute(experts, x, *others)``, in the dtype of the experts whatever the ambient autocast."""
+    """``compute(experts, x, *others)`` in the dtype of the experts, whatever the ambient autocast."""
     if torch.is_autocast_enabled(x.device.type):
         with torch.autocast(x.device.type, enabled=False):
             return compute(experts, x, *others)
@@ -113,12 +113,12 @@ def outside_autocast(compute: Callable[..., Tensor], experts: Experts, x: Tensor
 
 
 def first(projection: Projection) -> Tensor:
-    """One of its tensors."""
+    """One of the tensors of *projection*."""
     return projection if isinstance(projection, Tensor) else projection[0]
 
 
 def tensors_of(projection: Projection | None) -> Sequence[Tensor]:
-    """All of them: one, or one for each expert."""
+    """All tensors of *projection*: one, or one for each expert."""
     return () if projection is None else (projection,) if isinstance(projection, Tensor) else projection
 
 
@@ -153,7 +153,7 @@ def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Ten
 
 
 def sort(top_k_index: Tensor, number: int) -> Order:
-    """Sort the slots of ``(tokens, k)`` by expert, those of one expert as the tokens come, those elsewhere last."""
+    """Sort the slots of ``(tokens, k)`` by expert, those of one expert by token, those of experts elsewhere last."""
     flat = top_k_index.reshape(-1).long()
     experts, slots = torch.sort(flat.masked_fill(flat < 0, number), stable=True)
     ends = torch.searchsorted(experts, torch.arange(number, device=flat.device, dtype=experts.dtype), right=True)
@@ -163,15 +163,15 @@ def sort(top_k_index: Tensor, number: int) -> Order:
 def linear(
     rows: Tensor, projection: Projection, order: Order, bias: Tensor | None = None, *, transposed: bool, skip: bool
 ) -> Tensor:
-    """Every expert's rows times its matrix, and its bias added; rows of none become zero before the bias.
+    """Each expert's rows times its matrix, plus its bias; rows of no expert become zero before the bias.
 
     Args:
         rows: ``(pairs, in)``, sorted by expert, in the dtype of *projection*.
         projection: ``(experts, out, in)``.
         order: The order of the slots.
         bias: ``(experts, out)``, or ``None``.
-        transposed: The last two dimensions of *projection* are the other way round.
-        skip: Matrices of a sequence that no row is multiplied by have no gradient; otherwise theirs is zero.
+        transposed: Whether the last two dimensions of *projection* are swapped.
+        skip: Whether matrices of a sequence that multiply no row have no gradient; otherwise it is zero.
 
     Returns:
         ``(pairs, out)``.
@@ -184,21 +184,21 @@ def linear(
 
 
 def gated(experts: Experts, gate: Tensor, up: Tensor | None) -> Tensor:
-    """What goes into the second projection, ``(pairs, inner)``, from the result of the first, as for `apply_gate`."""
+    """The input of the second projection, ``(pairs, inner)``, from the result of the first, as for `apply_gate`."""
     if not isinstance(experts.activation, str):
         return experts.activation(gate if up is None else torch.cat((gate, up), dim=-1))
     return apply_gate(gate, up, experts.activation, experts.layout, experts.limit, experts.alpha)
 
 
 def apply_gate(gate: Tensor, up: Tensor | None, name: str, layout: str, limit: float | None, alpha: float) -> Tensor:
-    """A row of `GATES`: tensors first, then what a compiler compiles in.
+    """Apply a row of `GATES`. Tensors come first, then the constants that a compiler compiles in.
 
     Args:
-        gate: ``(..., inner)``, floating; without *up*, and with a gate at all, ``(..., 2 · inner)``, gate and up.
+        gate: ``(..., inner)``, floating; if there is a gate but no *up*, ``(..., 2 · inner)``, gate and up.
         up: ``(..., inner)`` in the dtype of *gate*, or ``None``.
         name: A key of `GATES`.
         layout: How gate and up share *gate*, as for `moe`.
-        limit: Where a gate clamps.
+        limit: Where the gate clamps, if it does.
         alpha: The slope of ``"swish-clamp-before-offset"``.
 
     Returns:
@@ -224,7 +224,7 @@ def apply_gate(gate: Tensor, up: Tensor | None, name: str, layout: str, limit: f
 def weigh(slots: Tensor, weights: Tensor) -> Tensor:
     """The weighted sum over the second dimension of ``(tokens, k, hidden)``, always in the same order.
 
-    *weights* is ``(tokens, k)``; the result ``(tokens, hidden)`` has the dtype that both promote to.
+    *weights* is ``(tokens, k)``. The result, ``(tokens, hidden)``, has the dtype that both promote to.
     """
     return (slots * weights[..., None]).sum(1)
 
@@ -248,7 +248,7 @@ def moe(
     idle: Literal["zero", "none"] = "zero",
     compute: Callable[[Experts, Tensor, Tensor, Tensor], Tensor] = compute,
 ) -> Tensor:
-    """A sparsely gated mixture of experts (Shazeer et al. 2017, arXiv:1701.06538), the routing done before.
+    """A sparsely gated mixture of experts (Shazeer et al. 2017, arXiv:1701.06538), applied after the routing.
 
     ``y[t] = Σᵢ top_k_weights[t, i] · expert[top_k_index[t, i]](x[t])`` where ``expert(x) = act(x·G) ∘ (x·U) · D``. Each
     step is rounded to the dtype of the experts, the products with the weights and their sum to
@@ -256,33 +256,33 @@ def moe(
 
     Args:
         x: ``(tokens, hidden)``, floating.
-        top_k_index: ``(tokens, k)``, integers from 0. One that is negative, or not below the number of experts,
-            stands for an expert that is elsewhere, and adds nothing. Where the indices are read on the host (CPU), a
-            negative one raises `IndexError`.
+        top_k_index: ``(tokens, k)``, integers from 0. An index that is negative, or not below the number of experts,
+            stands for an expert elsewhere, and adds nothing. Where the indices are read on the host (CPU), a negative
+            index raises `IndexError`.
         top_k_weights: ``(tokens, k)``, floating.
         gate_up: ``(experts, 2 · inner, hidden)``; for ``layout="ungated"``, or beside *up*, ``(experts, inner,
-            hidden)``.
-            Instead of one tensor it may be a sequence of matrices, and so may the others.
+            hidden)``. Each projection may be a sequence of matrices instead of one tensor.
         down: ``(experts, hidden, inner)``.
-        up: ``(experts, inner, hidden)``, where it is apart from the gate.
+        up: ``(experts, inner, hidden)``, if up is separate from the gate.
         gate_up_bias: ``(experts, 2 · inner)``.
         down_bias: ``(experts, hidden)``.
-        transposed: The last two dimensions of all projections are the other way round.
+        transposed: Whether the last two dimensions of all projections are swapped.
         layout: How gate and up share *gate_up*: first half and second half; even and odd columns; no gate.
         activation: A key of `GATES`, or a function of the rows ``(pairs, 2 · inner)`` of *gate_up* that gives
             ``(pairs, inner)``.
-        limit: Where a gate clamps.
+        limit: Where the gate clamps, if it does.
         alpha: The slope of ``"swish-clamp-before-offset"``.
         post: A function of the rows of all experts before they are weighted, a norm for example.
         idle: For sequences, whether the gradient of an expert without tokens is zero or ``None``.
-        compute: What is given the tensors once they are checked, and the `Experts`: that of a backend.
+        compute: The function of a backend, called with the `Experts` and the other tensors once they are checked.
 
     Returns:
         ``(tokens, hidden)`` in the dtype of *x*.
 
     Raises:
         ValueError: If the activation or layout is unknown, or a shape does not fit the others.
-        TypeError: If *x* is not floating, or *top_k_index* not of integers.
+        TypeError: If *x* is not a floating matrix, or *top_k_index* is not a matrix of integers with a row for each
+            token.
     """
     tensors = (gate_up, up, down, gate_up_bias, down_bias)
     experts = Experts(len(gate_up), *tensors, transposed, layout, activation, limit, alpha, post, idle)
@@ -291,7 +291,7 @@ def moe(
 
 
 def check(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> None:
-    """Raise the error that says what does not fit, if something does not."""
+    """Raise an error that says what does not fit, if anything does not."""
     if x.dim() != 2 or not x.is_floating_point():
         raise TypeError(f"x must be floating, (tokens, hidden); it is {x.dtype}{[*x.shape]}")
     if top_k_index.dim() != 2 or top_k_index.is_floating_point() or len(top_k_index) != len(x):
@@ -322,7 +322,7 @@ def _check_shapes(experts: Experts, hidden: int) -> None:
             continue
         shape = shape[::-1] if experts.transposed else shape
         number = len(projection)
-        # Sequences are of modules that are alike: the first one speaks for all, or a call would wait for the check.
+        # A sequence is of modules that are alike: its first matrix stands for all, so that no call waits for the check.
         if number != experts.number or first(projection).shape[-2:] != shape:
             actual = [number, *first(projection).shape[-2:]]
             raise ValueError(f"{name} must be {[experts.number, *shape]}, to fit x and down; it is {actual}")

@@ -1,7 +1,7 @@
-"""Fused RMSNorm, in every form that Hugging Face models write it.
+"""Fused RMSNorm, in every form in which Hugging Face models write it.
 
 `rms_norm` and `add_rms_norm` compute on every device; the kernels that Fuseplug finds are in
-`fuseplug_rmsnorm.kernels`. Importing this package imports no torch.
+`fuseplug_rmsnorm.kernels`. Importing this package does not import torch.
 """
 
 from __future__ import annotations

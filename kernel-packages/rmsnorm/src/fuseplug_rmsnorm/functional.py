@@ -1,4 +1,4 @@
-"""The public function, on every device: by the first kernel here that this machine can run there."""
+"""The public functions, on every device: each uses the first kernel of this package that can run there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which RMSNorm kernels there are. Nothing here imports torch."""
+"""The RMSNorm kernels. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -40,22 +40,25 @@ class TritonRMSNormKernel(TritonKernel, RMSNormKernel):
 
 
 class InductorRMSNormKernel(InductorKernel, RMSNormKernel):
-    """RMSNorm as Inductor compiles it, for every device Inductor knows."""
+    """RMSNorm compiled by Inductor, for every device that Inductor knows."""
 
     kernel_id: ClassVar[str] = "inductor_fused_rmsnorm"
     function: ClassVar[str] = "fuseplug_rmsnorm.backends.inductor:rms_norm"
-    # Inductor sums the weight's gradient another way over more than 4096 rows. The q and k of most calls have more; of
-    # heads of 128 so has this.
+    # Over more than 4096 rows, Inductor sums the weight's gradient in another way. The q and k of most calls have more
+    # rows, and so has the second size for heads of 128.
     check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, (1 << 19) + 1)
 
     def gains_from(self, use: Use) -> int:
-        """A compiled call costs what eager's operations cost to start, more in a model, and saves passes over memory.
+        """Return the size from which the passes over memory that a compiled call saves outweigh its fixed cost.
 
-        Measured in whole models, where what a call needs is out of the caches: 2 layers of Qwen3-MoE and of Qwen3 on
-        two cores of an Intel Xeon with AVX-512, whose norms alone are fused, as multiples of eager's speed, by
-        thousands of elements of the smallest norm. In bfloat16: forward 33 0.97, 66 1.02 and 1.00, 131 1.01 and 1.01;
-        with the backward 66 0.99 and 1.00, 131 1.02 and 1.01. In float32: forward 66 0.99 and 0.99, 131 1.00 and 1.00,
-        262 1.01 and 1.00; with the backward 131 1.00, 262 1.00 and 1.02. Two identical models differ by 0.01.
+        A compiled call costs as much as starting eager's operations, and more in a model.
+
+        Measured in whole models, where the data of a call are not in the caches: 2 layers of Qwen3-MoE and of Qwen3,
+        with only their norms fused, on two cores of an Intel Xeon with AVX-512. The figures are multiples of eager's
+        speed, by thousands of elements of the smallest norm. In bfloat16, forward: 33: 0.97; 66: 1.02 and 1.00; 131:
+        1.01 and 1.01. With the backward: 66: 0.99 and 1.00; 131: 1.02 and 1.01. In float32, forward: 66: 0.99 and 0.99;
+        131: 1.00 and 1.00; 262: 1.01 and 1.00. With the backward: 131: 1.00; 262: 1.00 and 1.02. Two identical models
+        differ by 0.01.
         """
         if use.dtype.itemsize == 2:
             return 1 << 17 if use.gradients else 1 << 16

@@ -1,4 +1,4 @@
-"""What an RMSNorm computes, in plain PyTorch: one formula, and a table of how models round it."""
+"""RMSNorm in plain PyTorch: one formula, and a table of the ways in which models round it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ class Variant:
     """Where one variant casts, rounds, scales and gates. The defaults are Llama's.
 
     Two rows may describe the same function of real numbers and still be two variants: they round differently, in the
-    values or in the gradients alone (a tensor that is cast twice gets two gradients, each rounded before they are
+    values or only in the gradients (a tensor that is cast twice gets two gradients, each rounded before they are
     added).
 
     Attributes:
         name: Its key in `VARIANTS`.
         upcast: Compute in ``promote(x.dtype, float32)``; otherwise in the dtype of x throughout.
-        casts: How often x is widened: ``"once"``, or ``"twice"``, for the mean square and in the product.
+        casts: How often x is widened: ``"once"``; or ``"twice"``, for the mean square and again in the product.
         square: How x² is written: as a ``"power"``, which has one gradient; or as the ``"product"`` of x and x, which
             has two.
         root: How ``x / sqrt(mean_square + eps)`` is written: ``x * rsqrt``, ``x * pow(-0.5)``,
             ``x / sqrt``, or ``x * rsqrt`` with the factor first rounded to the dtype of x.
-        weight: When the weight is multiplied: ``"after-cast"`` of the unit rows to the dtype of x; ``"before-cast"``,
-            in the wide dtype; ``"half-cast"``, after a cast to the *weight's* dtype if that is half; ``"first"``,
-            on x itself, its mean square taken before; ``"input"``, on x itself, rounded, its mean square taken after.
+        weight: When the weight is multiplied: ``"after-cast"``, after the unit rows are cast to the dtype of x;
+            ``"before-cast"``, in the wide dtype; ``"half-cast"``, after a cast to the *weight's* dtype if that is half;
+            ``"first"``, with x itself, whose mean square is taken before; ``"input"``, with x itself, and the mean
+            square is that of the rounded product.
         offset: The weight is ``1 + w``, added in the ``"wide"`` dtype or in the weight's ``"own"``.
-        gate: A second input multiplies, through its activation, ``"before"`` the norm or ``"after"`` it.
-        activation: That of the gate.
-        native: It is torch's own `rms_norm`, which autocast may widen as a whole.
+        gate: A second input is activated and multiplied in, ``"before"`` the norm or ``"after"`` it.
+        activation: The activation of the gate.
+        native: Whether it is torch's own `rms_norm`, which autocast may widen as a whole.
     """
 
     upcast: bool = True
@@ -50,7 +51,7 @@ class Variant:
     name: str = field(default="", compare=False)
 
     def is_cast(self, x: Tensor) -> bool:
-        """Whether autocast changes what is computed of *x*, now. What widens its input itself does not feel it."""
+        """Whether autocast now changes the result for *x*. It does not affect a variant that widens its input."""
         return (self.native or not self.upcast) and torch.is_autocast_enabled(x.device.type)
 
 
@@ -86,7 +87,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class Norming(NamedTuple):
-    """The arguments of `rms_norm` that are no tensors, checked.
+    """The arguments of `rms_norm` that are not tensors, checked.
 
     Attributes:
         variant: The variant.
@@ -98,12 +99,12 @@ class Norming(NamedTuple):
 
     @property
     def constants(self) -> tuple[str, float, int | None]:
-        """What a program is compiled for."""
+        """The values that a program is compiled for."""
         return self.variant.name, float(self.eps), self.group_size
 
     @classmethod
     def of(cls, variant: str, eps: float, group_size: int | None) -> Norming:
-        """The one that has these `constants`."""
+        """The norming that has these `constants`."""
         return cls(VARIANTS[variant], eps, group_size)
 
 
@@ -115,9 +116,9 @@ def in_groups(tensor: Tensor, group_size: int | None) -> Tensor:
 
 
 def unit(norming: Norming, x: Tensor, source: Tensor, weight: Tensor | None) -> Tensor:
-    """Rows (or groups) of mean square one, from *source*, which is x, widened and perhaps gated or scaled.
+    """Rows (or groups) of mean square one, from *source*: *x*, widened and perhaps gated or scaled.
 
-    *x*, *source* and the result are ``(..., hidden)``, the weight ``(hidden,)``; all are floating.
+    *x*, *source* and the result are ``(..., hidden)``, and the weight is ``(hidden,)``; all are floating.
     """
     variant, eps, group_size = norming
     grouped = in_groups(source, group_size)
@@ -145,7 +146,7 @@ def compute(
     gate: Tensor | None,
     unit: Callable[[Norming, Tensor, Tensor, Tensor | None], Tensor] = unit,
 ) -> Tensor:
-    """`rms_norm` for arguments that were checked.
+    """`rms_norm` for checked arguments.
 
     Args:
         norming: The variant and the numbers.
@@ -155,7 +156,7 @@ def compute(
         unit: Another way to normalise, with the signature of `unit`.
 
     Returns:
-        ``(..., hidden)``, in the dtype that `rms_norm` has.
+        ``(..., hidden)``, in the dtype that `rms_norm` returns.
     """
     variant, eps, group_size = norming
     if variant.native and group_size is None and (weight is None or weight.dim() == 1):
@@ -167,7 +168,7 @@ def compute(
     if variant.weight == "input" and weight is not None:
         source = (source * scale(weight, wide, variant)).to(x.dtype).to(wide)
     y = unit(norming, x, source, weight)
-    # What is computed in the dtype of x throughout is cast nowhere, and autocast makes another dtype of it.
+    # Without an upcast nothing is cast here, and under autocast y may have another dtype than x.
     y = _weigh(y, weight, x.dtype if variant.upcast else y.dtype, wide, variant)
     if variant.gate == "after" and gate is not None:
         y = y * activate(gate.to(wide), variant)
@@ -194,11 +195,11 @@ def rms_norm(
         eps: Added to the mean square before the root; may be 0.
         variant: A key of `VARIANTS`.
         gate: ``(..., hidden)`` like *x*; only for the gated variants, which compute without a gate if it is ``None``.
-        group_size: Normalise over groups of so many neighbours; ``None`` is the whole of the last dimension.
-        compute: What is given the tensors once they are checked, and the `Norming`: that of a backend.
+        group_size: The number of neighbours to normalise together; ``None`` for the whole last dimension.
+        compute: The computation, for a `Norming` and checked tensors. A backend passes its own.
 
     Returns:
-        ``(..., hidden)`` in the dtype of *x*; where the weight is multiplied after the cast or without one, in
+        ``(..., hidden)`` in the dtype of *x*; if the weight is multiplied after the cast or without one, in
         ``promote(x.dtype, weight.dtype)``; for ``"t5"`` with a half weight, in the weight's dtype.
 
     Raises:
@@ -213,7 +214,7 @@ def check(x: Tensor, weight: Tensor | None, variant: str, gate: Tensor | None, g
     row = VARIANTS.get(variant)
     if row is None:
         raise ValueError(f"unknown RMSNorm variant {variant!r}; known: {', '.join(VARIANTS)}")
-    shape = x.shape  # each look at it costs as much as the rest of these lines
+    shape = x.shape  # reading it takes as long as all other lines here
     if not shape:
         raise ValueError("x must have at least one dimension, (..., hidden); it is a scalar")
     if weight is not None and weight.shape != shape[-1:]:
@@ -236,7 +237,7 @@ def add_rms_norm(
     variant: str = "llama",
     norm: Callable[..., Tensor] = rms_norm,
 ) -> tuple[Tensor, Tensor]:
-    """Add, and normalise the sum.
+    """Add *residual* to *x*, and normalise the sum.
 
     Args:
         x: ``(..., hidden)``, floating.
@@ -244,11 +245,11 @@ def add_rms_norm(
         weight: ``(hidden,)``, floating; ``None`` for a norm without one.
         eps: Added to the mean square before the root; may be 0.
         variant: A key of `VARIANTS`.
-        norm: Computes `rms_norm`.
+        norm: The function that computes `rms_norm`.
 
     Returns:
         ``rms_norm(x + residual, weight, eps, variant=variant)`` and ``x + residual``, both ``(..., hidden)``. The sum
-        is in ``promote(x.dtype, residual.dtype)``; what is normalised is the sum as it was rounded to that.
+        is in ``promote(x.dtype, residual.dtype)``, and is rounded to that dtype before it is normalised.
 
     Raises:
         ValueError: If the variant is unknown, or a shape does not fit that of *x*.
@@ -267,7 +268,7 @@ def check_sum(x: Tensor, residual: Tensor, weight: Tensor | None, variant: str) 
 
 
 def _weigh(y: Tensor, weight: Tensor | None, narrow: torch.dtype, wide: torch.dtype, variant: Variant) -> Tensor:
-    """Multiply the weight, and cast, in the order of the variant."""
+    """Multiply by the weight and cast, in the order of the variant."""
     if weight is None or variant.weight == "input":
         return y.to(narrow)
     if variant.weight == "first":
@@ -295,12 +296,12 @@ def result_dtype(x: Tensor, weight: Tensor | None, variant: Variant) -> torch.dt
 
 
 def scale(weight: Tensor, wide: torch.dtype, variant: Variant) -> Tensor:
-    """What unit rows are multiplied by: the weight ``(hidden,)`` in the dtype *wide*, with the variant's offset."""
+    """The factor of unit rows: the weight ``(hidden,)`` in the dtype *wide*, with the variant's offset."""
     if variant.offset == "own":
         return (1.0 + weight).to(wide)
     return 1.0 + weight.to(wide) if variant.offset == "wide" else weight.to(wide)
 
 
 def activate(gate: Tensor, variant: Variant) -> Tensor:
-    """What the gate multiplies by, in its shape and dtype."""
+    """The activated gate, in the shape and dtype of *gate*."""
     return functional.silu(gate) if variant.activation == "silu" else torch.sigmoid(gate)

@@ -1,4 +1,4 @@
-"""RMSNorms in plain PyTorch as models write them, one for each variant: what the kernels here are checked on."""
+"""RMSNorms in plain PyTorch as models write them, one for each variant, to check the kernels of this package on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _unit(wide: Tensor, eps: float) -> Tensor:
 
 
 class Llama(_Norm):
-    """Scaled after the cast."""
+    """Scales after the cast."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Normalise the last dimension."""
@@ -29,7 +29,7 @@ class Llama(_Norm):
 
 
 class Weightless(nn.Module):
-    """Without a weight."""
+    """Has no weight."""
 
     def __init__(self, eps: float = 1e-5) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Weightless(nn.Module):
 
 
 class LlamaTwiceCast(_Norm):
-    """The input is cast once for the mean square and once for the product."""
+    """Casts the input once for the mean square and once for the product."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
@@ -50,7 +50,7 @@ class LlamaTwiceCast(_Norm):
 
 
 class CastLast(_Norm):
-    """Scaled before the cast."""
+    """Scales before the cast."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
@@ -58,7 +58,7 @@ class CastLast(_Norm):
 
 
 class CastLastPow(_Norm):
-    """The root is a power."""
+    """Writes the root as a power."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
@@ -68,7 +68,7 @@ class CastLastPow(_Norm):
 
 
 class CastLastDiv(_Norm):
-    """The root is divided by."""
+    """Divides by the root."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
@@ -78,7 +78,7 @@ class CastLastDiv(_Norm):
 
 
 class SingleWeight(CastLastDiv):
-    """One number for the whole row, which is not trained: what a norm without a weight is in Gemma 3n."""
+    """Has one number, not trained, as the weight of the whole row: Gemma 3n's form of a norm without a weight."""
 
     def __init__(self, eps: float = 1e-6) -> None:
         super().__init__(eps=eps)
@@ -87,7 +87,7 @@ class SingleWeight(CastLastDiv):
 
 
 class Gemma(_Norm):
-    """The weight is an offset from one."""
+    """Has a weight that is an offset from one."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
@@ -95,7 +95,7 @@ class Gemma(_Norm):
 
 
 class GemmaGrouped(Gemma):
-    """The same, each group of neighbours on its own."""
+    """The same, but normalises each group of neighbours on its own."""
 
     def __init__(self, width: int = 48, group_size: int = 16) -> None:
         super().__init__(width)
@@ -108,7 +108,7 @@ class GemmaGrouped(Gemma):
 
 
 class GemmaOwnOffset(_Norm):
-    """One is added in the weight's own dtype."""
+    """Adds one in the weight's own dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
@@ -116,7 +116,7 @@ class GemmaOwnOffset(_Norm):
 
 
 class GemmaInputScaled(_Norm):
-    """Scaled before it is normalised."""
+    """Scales before it normalises."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale, then normalise the last dimension."""
@@ -125,7 +125,7 @@ class GemmaInputScaled(_Norm):
 
 
 class T5(_Norm):
-    """Cast to the weight's dtype, and only if that is half."""
+    """Casts to the weight's dtype, and only if that is half."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Normalise the last dimension."""
@@ -137,7 +137,7 @@ class T5(_Norm):
 
 
 class LlamaProduct(_Norm):
-    """The square is a product."""
+    """Writes the square as a product."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
@@ -147,7 +147,7 @@ class LlamaProduct(_Norm):
 
 
 class CastLastProduct(_Norm):
-    """The same, scaled before the cast."""
+    """The same, but scales before the cast."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
@@ -157,7 +157,7 @@ class CastLastProduct(_Norm):
 
 
 class NoUpcastProduct(nn.Module):
-    """The same in the dtype of the input throughout, the epsilon written where it is used."""
+    """The same in the dtype of the input throughout, with the epsilon written in the formula."""
 
     def __init__(self, width: int = 48) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class NoUpcastProduct(nn.Module):
 
 
 class Functional(nn.Module):
-    """Torch's own, without anything of the module's."""
+    """Calls torch's own function; the module itself holds nothing."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
@@ -177,7 +177,7 @@ class Functional(nn.Module):
 
 
 class RoundedRoot(nn.Module):
-    """The factor is rounded to the dtype of the input."""
+    """Rounds the factor to the dtype of the input."""
 
     def __init__(self, eps: float = 1e-6) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class RoundedRoot(nn.Module):
 
 
 class NoUpcast(_Norm):
-    """Computed in the dtype of the input throughout."""
+    """Computes in the dtype of the input throughout."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
@@ -197,7 +197,7 @@ class NoUpcast(_Norm):
 
 
 class NoUpcastDiv(_Norm):
-    """The same, the root divided by."""
+    """The same, but divides by the root."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
@@ -205,7 +205,7 @@ class NoUpcastDiv(_Norm):
 
 
 class NoUpcastWeightFirst(_Norm):
-    """The same, scaled before the root, which is of the input alone."""
+    """The same, but scales before it multiplies by the root, which is that of the input alone."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
@@ -214,7 +214,7 @@ class NoUpcastWeightFirst(_Norm):
 
 
 class GateFirst(_Norm):
-    """Gated, then normalised by groups."""
+    """Gates, then normalises groups."""
 
     def __init__(self, width: int = 48, group_size: int = 16) -> None:
         super().__init__(width, 1e-5)
@@ -231,7 +231,7 @@ class GateFirst(_Norm):
 
 
 class GateFirstCastLast(_Norm):
-    """The same, scaled before the cast, in a given number of groups."""
+    """The same, but scales before the cast, and normalises a given number of groups."""
 
     def __init__(self, width: int = 48, groups: int = 3) -> None:
         super().__init__(width)
@@ -247,7 +247,7 @@ class GateFirstCastLast(_Norm):
 
 
 class GatedSilu(_Norm):
-    """Normalised, cast, scaled, then gated."""
+    """Normalises, casts, scales, then gates."""
 
     def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
         """Normalise the last dimension and multiply by silu of the gate."""
@@ -265,7 +265,7 @@ class GatedSigmoid(_Norm):
 
 
 class GatedSiluCastLast(_Norm):
-    """Normalised, scaled, gated, and then cast."""
+    """Normalises, scales, gates, and then casts."""
 
     def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
         """Normalise the last dimension and multiply by silu of the gate."""
@@ -283,9 +283,9 @@ class GatedSigmoidCastLast(_Norm):
 
 
 def specimens() -> list[nn.Module]:
-    """One norm for each variant, and a few that are written in more than one way; widths odd and even.
+    """One norm for each variant, and more for a few that are written in several ways; widths are odd and even.
 
-    Every other one is in bfloat16, for a kernel is checked at large sizes in the dtype that its module has.
+    Every other norm is in bfloat16, because a kernel is checked at large sizes in the dtype of its module.
     """
     norms = [
         Llama(),

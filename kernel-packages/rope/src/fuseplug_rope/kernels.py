@@ -1,4 +1,4 @@
-"""Which RoPE kernels there are. Nothing here imports torch."""
+"""The RoPE kernels. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class InductorRoPEKernel(InductorKernel, RoPEKernel):
     function: ClassVar[str] = "fuseplug_rope.backends.inductor:rope"
 
     def gains_from(self, use: Use) -> int:
-        """Elements of q: few operations are saved, so what counts are passes over memory that is no longer in a cache.
+        """A number of elements of q: few operations are saved, so only passes over memory outside the caches count.
 
-        Measured as those of the norms are, with rotations alone fused, thousands of elements of q: bfloat16 forward 262
-        0.99 and 1.00, 524 0.99 and 1.01, 1049 1.01 and 1.01; with the backward 262 0.995 and 1.00, 524 1.00 and 1.02;
-        float32 forward 262 1.00 and 1.01; with the backward 262 0.98 and 1.01, 524 1.00 and 1.02.
+        Measured as for the norms, with only rotations fused, by thousands of elements of q. bfloat16 forward, 262: 0.99
+        and 1.00, 524: 0.99 and 1.01, 1049: 1.01 and 1.01; with the backward, 262: 0.995 and 1.00, 524: 1.00 and 1.02.
+        float32 forward, 262: 1.00 and 1.01; with the backward, 262: 0.98 and 1.01, 524: 1.00 and 1.02.
         """
         return 1 << 19 if use.dtype.itemsize == 2 else 1 << 18

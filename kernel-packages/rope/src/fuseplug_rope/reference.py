@@ -21,22 +21,22 @@ class Variant:
     added).
 
     Attributes:
-        reads: Which elements of x are the two coordinates of a plane: those of its two ``"halves"``, or neighbours,
+        reads: Which elements of x are the two coordinates of a plane: one of each of its ``"halves"``, or neighbours,
             ``"pairs"``.
         writes: Where the rotated coordinates go. Multi-head latent attention reads pairs and writes halves.
         table: What cos and sin hold: an angle for each element of x, ``"full"``; an angle for each plane, ``"half"``;
-            or as many as elements, of which the ``"first-half"`` alone is read, one for each plane.
+            or an angle for each element, of which only the ``"first-half"`` is read, one for each plane.
         form: How the rotation is written: ``x * cos + rotate(x) * sin``, ``"rotate"``; each coordinate apart,
-            ``"parts"``; by complex numbers; or as a product with 2 × 2 matrices, ``"matrix"``.
-        widen: Whether x is computed with in ``promote(x.dtype, float32)``, cast ``"once"``, or ``"twice"``, for each of
-            the two products.
+            ``"parts"``; with ``"complex"`` numbers; or as a product with 2 × 2 matrices, ``"matrix"``.
+        widen: Whether x is cast to ``promote(x.dtype, float32)``: ``"once"``, or ``"twice"``, for each of the two
+            products.
         widen_table: Whether cos and sin are cast to that dtype before they are multiplied.
-        back: What the result is cast to: the dtype of x itself, ``"own"``; that of q, k's too, ``"first"``; or nothing,
-            and it has the dtype that x and the tables promote to.
-        width: Which elements are rotated where the tables are for fewer than x has: none may be left over,
-            ``"whole"``; the ``"leading"`` ones or the ``"trailing"`` ones.
+        back: The dtype to which the result is cast: that of x itself, ``"own"``, or that of q, for k, too, ``"first"``.
+            With ``None``, the result has the dtype to which x and the tables promote.
+        width: Which elements are rotated if the tables have angles for fewer elements than x has: the ``"leading"`` or
+            the ``"trailing"`` ones. With ``"whole"``, the tables must not have fewer.
         negated: Whether the rotation is by the negative angle.
-        name: Its key in `VARIANTS`.
+        name: The variant's key in `VARIANTS`.
     """
 
     reads: Literal["halves", "pairs"] = "halves"
@@ -52,9 +52,9 @@ class Variant:
 
     @property
     def keeps_order(self) -> bool:
-        """Whether the result's dimensions lie in memory in the order that those of x have.
+        """Whether the result's dimensions lie in memory in the order of those of x.
 
-        They do where products are added up. What is joined at the end, by cat or stack, is contiguous.
+        They do if the result is a sum of products. A result that cat or stack joins at the end is contiguous.
         """
         return self.width == "whole" and self.reads == self.writes and self.form in ("rotate", "complex")
 
@@ -63,7 +63,7 @@ class Variant:
         return table.shape[-1] * (2 if self.table == "half" else 1)
 
     def is_cast(self, x: Tensor) -> bool:
-        """Whether autocast gives *x* rotated another dtype, now: of all forms it changes the one that takes a sum."""
+        """Whether autocast is on and gives *x* rotated another dtype, as it does in the one form that takes a sum."""
         return self.form == "matrix" and torch.is_autocast_enabled(x.device.type)
 
 
@@ -132,7 +132,7 @@ def compute(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Ten
 
 
 def result_dtype(variant: Variant, x: Tensor, q: Tensor, cos: Tensor, sin: Tensor) -> torch.dtype:
-    """The dtype of *x* rotated, which is *q* itself or comes with it."""
+    """The dtype of *x* rotated, where *x* is *q* itself or the k that comes with it."""
     if variant.back is not None:
         return q.dtype if variant.back == "first" else x.dtype
     return torch.promote_types(x.dtype, torch.promote_types(cos.dtype, sin.dtype))
@@ -154,7 +154,7 @@ def joined(first: Tensor, second: Tensor, order: str) -> Tensor:
 
 
 def split(x: Tensor, rotated: int, variant: Variant) -> tuple[Tensor, Tensor | None]:
-    """What of *x* ``(..., head_dim)`` is rotated, ``(..., rotated)``, and what is left as it is."""
+    """The elements of *x* ``(..., head_dim)`` that are rotated, ``(..., rotated)``, and the rest."""
     if variant.width == "trailing":
         return x[..., -rotated:], x[..., :-rotated]
     return (x, None) if variant.width == "whole" else (x[..., :rotated], x[..., rotated:])
@@ -257,7 +257,7 @@ def rope(
             rotated elements, or half of it where the variant's table says so.
         sin: Like *cos*.
         variant: A key of `VARIANTS`.
-        compute: What is given the arguments once they are checked, and the row of `VARIANTS`: that of a backend.
+        compute: The function of a backend, called with the row of `VARIANTS` and the arguments, once they are checked.
 
     Returns:
         *q* and *k* rotated, in their shapes; ``None`` for a *k* of ``None``. The dtype is what `Variant.back` says.

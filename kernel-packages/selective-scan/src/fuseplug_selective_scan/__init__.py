@@ -1,7 +1,7 @@
 """The selective scan, the recurrence of Mamba in Hugging Face models.
 
 `selective_scan` computes on every device; the kernels that Fuseplug finds are in `fuseplug_selective_scan.kernels`.
-Importing this package imports no torch.
+Importing this package does not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which kernels for the selective scan there are. Nothing here imports torch."""
+"""The kernels for the selective scan. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["SelectiveScanKernel"]
 
 
 class SelectiveScanKernel(BaseKernel):
-    """The base of every kernel for the selective scan: a subclass names its id, its function and its device types.
+    """The base class of kernels for the selective scan. A subclass names its id, its function and its device types.
 
     The function has the signature of `fuseplug_selective_scan.reference.selective_scan`.
     """
@@ -19,9 +19,9 @@ class SelectiveScanKernel(BaseKernel):
     reference: ClassVar[str] = "fuseplug_selective_scan.reference:selective_scan"
     recogniser: ClassVar[str] = "fuseplug_selective_scan.recognise:match"
     specimens: ClassVar[str] = "fuseplug_selective_scan.specimens:specimens"
-    # The original has a few operations for a chunk; a traced formula has some for each token.
+    # When traced, the original has a few operations for each chunk, but the reference has some for each token.
     when_traced: ClassVar[Literal["kernel", "original"]] = "original"
-    # Two chunks of tokens, and three.
+    # At these sizes, examples have two and three chunks of tokens.
     check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, 1 << 11)
 
 
@@ -33,18 +33,18 @@ class InductorSelectiveScanKernel(SelectiveScanKernel):
     device_types: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def gains_from(self, use: Use) -> int:
-        """Elements of x: always, because calls of few tokens are left to the original, however large they are.
+        """For a scan 0 elements of x, because calls of few tokens go to the original anyway, however large they are.
 
-        A step of decoding has a size of its own, in elements of the state. For fewer, what is around the operations
-        takes as long as they save.
+        A decoding step has its own limit, in elements of the state. With fewer elements, the work around the operations
+        takes as long as the operations save.
 
-        In ms, the fastest of 20 calls by the kernel and by transformers' own function, 8 tokens in float32, one thread
-        of an AMD EPYC with AVX2 that others used, too. 256 channels of 16 states: forward 0.56 and 0.76, with the
-        backward 2.1 and 3.7. 2048 channels: 1.8 and 2.8, 10.5 and 23.9. Of 4 tokens of 256 channels, the forward takes
-        0.55 and 0.31.
+        Times are in ms: the fastest of 20 calls, by the kernel and by transformers' own function, for 8 tokens in
+        float32 on one thread of an AMD EPYC with AVX2 that others used, too. 256 channels of 16 states: forward 0.56
+        and 0.76, with the backward 2.1 and 3.7. 2048 channels: 1.8 and 2.8, 10.5 and 23.9. For 4 tokens of 256
+        channels, the forward takes 0.55 and 0.31.
 
-        Steps, 16 states, also in a fused module and not: 0.21 and 0.18 at 2¹⁶ elements in float32, 0.38 and 0.44 at 2¹⁷
-        (two sequences; of one sequence, 0.32 and 0.32), 0.66 and 0.76 at 2¹⁸, 1.2 and 5.2 at 2¹⁹. In bfloat16 0.24 and
-        0.26, 0.39 and 0.42, 0.66 and 0.77, 1.2 and 1.6.
+        Steps with 16 states, also in a fused and in an unfused module: 0.21 and 0.18 at 2¹⁶ elements in float32, 0.38
+        and 0.44 at 2¹⁷ (two sequences; for one sequence, 0.32 and 0.32), 0.66 and 0.76 at 2¹⁸, 1.2 and 5.2 at 2¹⁹. In
+        bfloat16: 0.24 and 0.26, 0.39 and 0.42, 0.66 and 0.77, 1.2 and 1.6.
         """
         return 1 << 18 if getattr(use.adapter, "is_step", False) else 0

@@ -1,4 +1,4 @@
-"""What the selective scan computes, in plain PyTorch: one token after the other."""
+"""The selective scan in plain PyTorch, one token after the other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def compute(
     delta_bias: Tensor | None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`selective_scan` for arguments that were checked.
+    """Compute `selective_scan` of checked arguments.
 
     Args:
         delta_softplus: Whether dt goes through a softplus, once *delta_bias* is added.
@@ -41,7 +41,7 @@ def compute(
         initial_state: ``(batch, channels, states)``, floating; ``None`` for zeros.
 
     Returns:
-        The result, as *x* in `result_dtype`; and the last state, as *initial_state* in `working_dtype`.
+        The result, shaped as *x*, in `result_dtype`; and the last state, shaped as *initial_state*, in `working_dtype`.
     """
     dtype, wide = result_dtype(x, D, z), working_dtype(x, dt, A, B, C, D, z, delta_bias, initial_state)
     x, dt, A, B, C = (tensor.to(wide) for tensor in (x, dt, A, B, C))
@@ -76,24 +76,24 @@ def selective_scan(
     """The selective scan of Mamba (S6; Gu & Dao 2023, arXiv:2312.00752, section 3.2), with its skip and its gate.
 
     Each channel has a few states. For each token, ``h ← exp(dt A) h + dt x B``, and the result is
-    ``(h C + D x) silu(z)``. It is computed in float32, or in float64 if an argument has that.
+    ``(h C + D x) silu(z)``. The computation is in float32, or in float64 if an argument is.
 
     Args:
         x: ``(batch, channels, tokens)``, floating, of any strides.
         dt: The size of each step, before *delta_bias* and the softplus: as *x*.
-        A: ``(channels, states)``, floating; in models below 0.
+        A: ``(channels, states)``, floating; negative in models.
         B: ``(batch, states, tokens)``, floating.
         C: As *B*.
         D: ``(channels,)``, floating; ``None`` for no skip.
         z: As *x*; ``None`` for no gate.
-        delta_bias: ``(channels,)``, floating; ``None`` for none.
+        delta_bias: ``(channels,)``, floating; ``None`` for no bias.
         initial_state: The states before the first token, ``(batch, channels, states)``, floating; ``None`` for zeros.
-        delta_softplus: Whether a step is the softplus of *dt* and *delta_bias*, or their sum.
-        compute: What is given the arguments once they are checked: that of a backend.
+        delta_softplus: Whether a step is the softplus of the sum of *dt* and *delta_bias*, or the sum itself.
+        compute: The function that computes the result of the checked arguments; a backend passes its own.
 
     Returns:
-        The result, as *x* in the dtype to which x, D and z promote; and the last state, as *initial_state* in the dtype
-        in which it is computed.
+        The result, shaped as *x*, in the dtype to which x, D and z promote; and the last state, shaped as
+        *initial_state*, in the dtype of the computation.
 
     Raises:
         ValueError: If a shape does not fit.
@@ -113,7 +113,7 @@ def check(
     delta_bias: Tensor | None,
     initial_state: Tensor | None,
 ) -> None:
-    """Raise the `ValueError` that says what does not fit."""
+    """Raise a `ValueError` that names the first shape that does not fit."""
     if x.dim() != 3 or A.dim() != 2:
         raise ValueError(
             f"x and A have shapes {tuple(x.shape)} and {tuple(A.shape)}; (batch, channels, tokens) and "
@@ -136,6 +136,6 @@ def check(
 
 
 def result_dtype(x: Tensor, D: Tensor | None, z: Tensor | None) -> torch.dtype:
-    """The dtype of the result: a skip in float32 widens that of *x*."""
+    """The dtype of the result, to which *x*, *D* and *z* promote: a skip in float32 widens it."""
     dtypes = (tensor.dtype for tensor in (D, z) if tensor is not None)
     return functools.reduce(torch.promote_types, dtypes, x.dtype)

@@ -1,4 +1,4 @@
-"""Small modules as models write them, which the kernels here fuse, to test kernels on."""
+"""Small modules for testing kernels, written as in models, which the kernels of this package fuse."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def selective_scan(
     return_last_state: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """As Mamba has it: shapes are those of `fuseplug_selective_scan.reference.selective_scan`."""
+    """The selective scan as Mamba writes it, with the shapes of `fuseplug_selective_scan.reference.selective_scan`."""
     if kwargs.get("seq_idx") is not None:
         raise ValueError("packed sequences cannot be kept apart")
     if delta_bias is not None:
@@ -47,10 +47,10 @@ def selective_scan(
 
 
 class Mixer(nn.Module):
-    """Projects, and mixes tokens by a selective scan.
+    """Projects tokens, and mixes them by a selective scan.
 
     Args:
-        gated: Whether there are a gate, and a bias of the steps.
+        gated: Whether there are a gate and a bias of the steps.
     """
 
     def __init__(self, *, gated: bool = True) -> None:

@@ -1,7 +1,7 @@
 """State space duality, the recurrence of Mamba-2 in Hugging Face models.
 
 `ssd` computes on every device; the kernels that Fuseplug finds are in `fuseplug_ssd.kernels`. Importing this package
-imports no torch.
+does not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The public function, on every device: by the first kernel here that this machine can run there."""
+"""The public function, for every device: computed by the first kernel below that this machine can run there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the recurrence of Mamba-2 computes, in plain PyTorch: one token after the other."""
+"""The recurrence of Mamba-2 in plain PyTorch, one token after the other."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Step", "check", "compute", "ssd", "working_dtype"]
 
 
 class Step(NamedTuple):
-    """How the size of a step is made of dt and its bias.
+    """How to compute the size of a step from dt and its bias.
 
     Attributes:
-        softplus: Whether their sum goes through a softplus.
+        softplus: Whether the sum of both goes through a softplus.
         least: The smallest step.
         largest: The largest step.
     """
@@ -29,7 +29,7 @@ class Step(NamedTuple):
     largest: float
 
     def size(self, dt: Tensor) -> Tensor:
-        """The size of the step of each of *dt*, the sums with the bias."""
+        """The size of each step; *dt* includes the bias."""
         size = functional.softplus(dt) if self.softplus else dt
         # A softplus is never below 0.
         limited = self.largest < math.inf or self.least > (0 if self.softplus else -math.inf)
@@ -47,10 +47,10 @@ def compute(
     dt_bias: Tensor | None,
     initial_states: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """`ssd` for arguments that were checked.
+    """Compute `ssd` of checked arguments.
 
     Args:
-        step: How the size of a step is made.
+        step: How to compute the size of a step.
         x: ``(batch, tokens, heads, width)``, floating.
         dt: ``(batch, tokens, heads)``, floating.
         A: ``(heads,)``, floating.
@@ -61,7 +61,7 @@ def compute(
         initial_states: ``(batch, heads, width, states)``, floating, or ``None``.
 
     Returns:
-        The result, as *x*, and the last states, ``(batch, heads, width, states)``, both in `working_dtype`.
+        The result, shaped as *x*, and the last states, ``(batch, heads, width, states)``, both in `working_dtype`.
     """
     wide = working_dtype(x, dt, A, B, C, D, dt_bias, initial_states)
     heads, per_group = x.shape[2], x.shape[2] // B.shape[2]
@@ -95,25 +95,25 @@ def ssd(
     """The recurrence of Mamba-2 (Dao & Gu 2024, arXiv:2405.21060, section 6), with its skip.
 
     Each head has a matrix of states. For each token, ``h ← exp(dt A) h + dt x Bᵀ``, and the result is ``h C + D x``.
-    Some heads share B and C: a group. It is computed in float32, or in float64 if an argument has that.
+    The heads of a group share B and C. The computation is in float32, or in float64 if an argument is.
 
     Args:
         x: ``(batch, tokens, heads, width)``, floating, of any strides.
         dt: The size of each step, before *dt_bias*, the softplus and *dt_limit*: ``(batch, tokens, heads)``, floating.
-        A: ``(heads,)``, floating; in models below 0.
-        B: ``(batch, tokens, groups, states)``, floating; the number of heads is a multiple of that of groups.
+        A: ``(heads,)``, floating; negative in models.
+        B: ``(batch, tokens, groups, states)``, floating. The number of groups divides the number of heads.
         C: As *B*.
         D: ``(heads,)``, floating; ``None`` for no skip.
-        dt_bias: ``(heads,)``, floating; ``None`` for none.
+        dt_bias: ``(heads,)``, floating; ``None`` for no bias.
         initial_states: The states before the first token: ``(batch, heads, width, states)``, floating; ``None`` for
             zeros.
-        dt_softplus: Whether a step is the softplus of *dt* and *dt_bias*, or their sum.
+        dt_softplus: Whether a step is the softplus of the sum of *dt* and *dt_bias*, or the sum itself.
         dt_limit: The smallest and the largest step.
-        compute: What is given the arguments once they are checked: that of a backend.
+        compute: The function that computes the result of the checked arguments; a backend passes its own.
 
     Returns:
-        The result, as *x*; and the last states, ``(batch, heads, width, states)``. Both have the dtype in which it is
-        computed.
+        The result, shaped as *x*; and the last states, ``(batch, heads, width, states)``. Both have the dtype of the
+        computation.
 
     Raises:
         ValueError: If a shape does not fit.
@@ -132,7 +132,7 @@ def check(
     dt_bias: Tensor | None,
     initial_states: Tensor | None,
 ) -> None:
-    """Raise the `ValueError` that says what does not fit."""
+    """Raise a `ValueError` that names the first shape that does not fit."""
     if x.dim() != 4 or B.dim() != 4:
         raise ValueError(
             f"x and B have shapes {tuple(x.shape)} and {tuple(B.shape)}; (batch, tokens, heads, width) and "

@@ -1,4 +1,4 @@
-"""Small modules as models write them, which the kernels here fuse, to test kernels on."""
+"""Small modules for testing kernels, written as in models, which the kernels of this package fuse."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def chunk_scan(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     return_final_states: bool = False,
 ) -> Any:
-    """As Mamba-2 has it: shapes are those of `fuseplug_ssd.reference.ssd`."""
+    """The chunk scan as Mamba-2 writes it, with the shapes of `fuseplug_ssd.reference.ssd`."""
     batch, tokens, heads, width = hidden_states.shape
     if dt_bias is not None:
         dt = dt + dt_bias.to(dt.dtype)
@@ -63,10 +63,10 @@ def _chunked(tensor: Tensor, size: int) -> Tensor:
 
 
 class Mixer(nn.Module):
-    """Projects, and mixes tokens by a chunk scan.
+    """Projects tokens, and mixes them by a chunk scan.
 
     Args:
-        skips: Whether there is a skip, and a bias of the steps.
+        skips: Whether there are a skip and a bias of the steps.
     """
 
     def __init__(self, *, skips: bool = True) -> None:

@@ -1,7 +1,7 @@
-"""Fused gated MLPs, SwiGLU and its kin, in every form that Hugging Face models write them.
+"""Fused gated MLPs, SwiGLU and its kin, in every form in which Hugging Face models write them.
 
 `swiglu` computes on every device; the kernels that Fuseplug finds are in `fuseplug_swiglu.kernels`. Importing this
-package imports no torch.
+package does not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a gated MLP computes between its projections, in plain PyTorch: a table of ways to gate."""
+"""The gating between the projections of an MLP, in plain PyTorch, with a table of the ways to gate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fuseplug_backends.activations import ACTIVATIONS
 __all__ = ["Gating", "compute", "separated", "swiglu"]
 
 LAYOUTS = ("gate-first", "gate-second", "interleaved")
-"""Where the gate is in the output of one projection that gives both gate and up."""
+"""The places of the gate in the output of one projection that gives both gate and up."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Variant:
     Attributes:
         wide: Compute in ``promote(gate.dtype, float32)`` and cast back; otherwise in the dtype of the gate throughout.
         scaled: The gate is first multiplied by ``scale``.
-        sparse: Of each row of the gate only what exceeds a quantile is kept; see `sparsify`.
-        clamp: Up is kept within ±limit, and from above so is the gate, ``"before"`` its activation or ``"after"`` it.
-        offset: Up is ``1 + up``.
+        sparse: Each row of the gate is reduced to its excess over a quantile; see `sparsify`.
+        clamp: Up is clamped to ±limit, and the gate is clamped from above, ``"before"`` its activation or ``"after"``.
+        offset: Up is replaced by ``1 + up``.
         name: Its key in `VARIANTS`.
-        needs: The numbers without which the variant means nothing.
-        simple: Whether nothing is done besides.
+        needs: The numbers that the variant needs.
+        simple: Whether the variant does nothing besides.
     """
 
     wide: bool = False
@@ -41,7 +41,7 @@ class Variant:
     offset: bool = False
     name: str = field(default="", compare=False)
 
-    # Worked out once: at one token each look at them would cost as much as the activation.
+    # Computed once: for one token, computing them at each use would take as long as the activation.
     needs: frozenset[str] = field(init=False)
     simple: bool = field(init=False)
 
@@ -66,7 +66,7 @@ VARIANTS = {name: replace(row, name=name) for name, row in _ROWS.items()}
 
 
 class Gating(NamedTuple):
-    """The arguments of `swiglu` that are no tensors, checked.
+    """The arguments of `swiglu` that are not tensors, checked.
 
     Attributes:
         variant: The variant.
@@ -81,12 +81,12 @@ class Gating(NamedTuple):
     beta: float
 
     def is_cast(self, gate: Tensor) -> bool:
-        """Whether autocast changes what is computed of *gate*, now: there are activations that it widens."""
+        """Whether autocast now changes the result for *gate*: it widens some activations."""
         return ACTIVATIONS[self.activation].autocast and torch.is_autocast_enabled(gate.device.type)
 
     @property
     def constants(self) -> tuple[Any, ...]:
-        """What a program is compiled for: names and numbers, without the sparsity, which none is compiled for."""
+        """The names and numbers that a program is compiled for. No program is compiled for the sparsity."""
         return self.activation, self.variant.name, self.layout, self.limit, self.scale, self.beta
 
     @classmethod
@@ -97,7 +97,7 @@ class Gating(NamedTuple):
 
 
 def split(gate_up: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """The views of *gate_up*, ``(..., 2 * intermediate)``, that are the gate and up, ``(..., intermediate)``."""
+    """The gate and up, ``(..., intermediate)`` each, as views of *gate_up*, ``(..., 2 * intermediate)``."""
     if layout == "interleaved":
         return gate_up[..., ::2], gate_up[..., 1::2]
     first, second = gate_up.chunk(2, dim=-1)
@@ -105,24 +105,24 @@ def split(gate_up: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 
 def separated(gating: Gating, gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Gate and up, ``(..., intermediate)`` each; views of *gate* where that holds both."""
+    """The gate and up, ``(..., intermediate)`` each; views of *gate* if it holds both."""
     return (gate, up) if up is not None else split(gate, gating.layout)
 
 
 def sparsify(gate: Tensor, sparsity: float, device: torch.device | str | None = None) -> Tensor:
-    """What of each row of *gate* exceeds its quantile *sparsity*, were it normally distributed; the rest is zero.
+    """The excess of each row of *gate* over its quantile *sparsity*, as of a normal distribution; zero elsewhere.
 
     The statistical top-k of Spark Transformer (You et al. 2025, arXiv:2506.06644).
 
     Args:
         gate: ``(..., intermediate)``, floating.
         sparsity: Between 0 and 1.
-        device: Where the one number that depends on *sparsity* is computed, if not where *gate* is.
+        device: The device to compute the one number on that depends on *sparsity*; by default, that of *gate*.
 
     Returns:
         A tensor like *gate*.
     """
-    # In float32 whatever the gate is in, and then rounded: so do the models that have it.
+    # In float32 whatever the dtype of the gate, and then rounded, as in the models that do this.
     share = torch.tensor(sparsity, dtype=torch.float32, device=device or gate.device)
     deviations = (torch.erfinv(2.0 * share - 1.0) * math.sqrt(2.0)).to(gate.dtype)
     mean = torch.mean(gate, dim=-1, keepdim=True)
@@ -133,10 +133,10 @@ def sparsify(gate: Tensor, sparsity: float, device: torch.device | str | None = 
 def sparsified(
     gating: Gating, gate: Tensor, up: Tensor | None, device: torch.device | str | None = None
 ) -> tuple[Gating, Tensor, Tensor]:
-    """The part of a sparse gating that is done first, and the plain gating that is left. *device* as for `sparsify`.
+    """Sparsify the gate; return the plain gating that is left to do, gate and up. *device* is as for `sparsify`.
 
-    Apart from what is fused, so that exactly those elements are kept which the original keeps: the mean and the
-    deviation of a row are rounded on the way.
+    This step is not fused, so that it keeps exactly the elements that the original keeps: the mean and the deviation of
+    a row are rounded on the way.
     """
     gate, up = separated(gating, gate, up)
     gate = sparsify(gate, gating.sparsity, device) if gating.sparsity else gate
@@ -144,7 +144,7 @@ def sparsified(
 
 
 def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
-    """`swiglu` for arguments that were checked.
+    """`swiglu` for checked arguments.
 
     Args:
         gating: The variant, the activation and the numbers.
@@ -152,7 +152,7 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
         up: ``(..., intermediate)``, floating, or ``None``.
 
     Returns:
-        ``(..., intermediate)``, in the dtype that `swiglu` has.
+        ``(..., intermediate)``, in the dtype that `swiglu` returns.
     """
     variant, limit = gating.variant, gating.limit
     gate, up = separated(gating, gate, up)
@@ -190,28 +190,29 @@ def swiglu(
 ) -> Tensor:
     """The gated linear unit between the projections of an MLP (Shazeer 2020, arXiv:2002.05202).
 
-    ``y = activation(gate) * up``, rounded exactly as *variant* rounds it, values and gradients. SwiGLU is the one with
-    ``"silu"``, GeGLU with ``"gelu"``, ReGLU with ``"relu"``, and the first GLU (Dauphin et al. 2016, arXiv:1612.08083)
-    with ``"sigmoid"``.
+    ``y = activation(gate) * up``, rounded exactly as *variant* rounds it, values and gradients. SwiGLU has the
+    activation ``"silu"``, GeGLU ``"gelu"``, ReGLU ``"relu"``, and the first GLU (Dauphin et al. 2016, arXiv:1612.08083)
+    ``"sigmoid"``.
 
     Args:
-        gate: ``(..., intermediate)``, floating. Without *up*: ``(..., 2 * intermediate)``, gate and up in one, as one
-            projection gives them; so they are read where they are, and their gradient is one tensor.
+        gate: ``(..., intermediate)``, floating. Without *up*: ``(..., 2 * intermediate)``, gate and up in one tensor,
+            as one projection gives them. They are then read where they are, and their gradient is one tensor.
         up: ``(..., intermediate)`` like *gate*, or ``None``.
         activation: A key of `fuseplug_backends.activations.ACTIVATIONS`.
         variant: A key of `VARIANTS`.
-        layout: Where in *gate* the gate is if it holds both: one of `LAYOUTS`.
+        layout: The place of the gate in *gate* if this holds both: one of `LAYOUTS`.
         limit: For the clamped variants; may be infinite.
         scale: For ``"scaled"``.
-        sparsity: For ``"sparse"``: the share of each row that becomes zero, were it normally distributed; 0 for none.
-        beta: Of ``"swish"``, ``x * sigmoid(beta * x)`` (Ramachandran et al. 2017, arXiv:1710.05941).
-        compute: What is given the tensors once they are checked, and the `Gating`: that of a backend.
+        sparsity: For ``"sparse"``: the share of a normally distributed row that becomes zero; 0 for none.
+        beta: For ``"swish"``: β in ``x * sigmoid(beta * x)`` (Ramachandran et al. 2017, arXiv:1710.05941).
+        compute: The computation, for a `Gating` and checked tensors. A backend passes its own.
 
     Returns:
         ``(..., intermediate)`` in ``promote(gate.dtype, up.dtype)``; for ``"wide"`` in the dtype of the gate.
 
     Raises:
-        ValueError: If a name is unknown, a number the variant needs is missing, or a shape does not fit.
+        ValueError: If a name is unknown, the variant needs a number that is missing or takes none that is given, or a
+            shape does not fit.
     """
     row = check(gate, up, activation, variant, layout, limit=limit, scale=scale, sparsity=sparsity)
     return compute(Gating(row, activation, layout, limit, scale, sparsity, beta), gate, up)

@@ -7,7 +7,7 @@
 >>> npu.calls["npu_swiglu_backward"]  # doctest: +SKIP
 1
 
-In tests there are the fixtures ``host_npu`` and ``fake_npu``. Importing this imports no torch.
+Tests can use the fixtures ``host_npu`` and ``fake_npu``. Importing this package does not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A mode that holds every call to the documented limits, wherever it runs."""
+"""A mode that checks every call against the documented limits, on any device."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .torch_private import TorchDispatchMode
 
 
 class Contract(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, a call that breaks a documented limit raises `ContractError`, on any device.
+    """Inside this mode, a call that breaks a documented limit raises `ContractError`, on any device.
 
-    `HostNPU` and `FakeNPU` have it built in. By itself it is for a real NPU, and for tensors on ``meta``.
+    `HostNPU` and `FakeNPU` check the limits themselves. Use this mode with a real NPU, and for tensors on ``meta``.
     """
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Check, and pass the call on."""
+        """Check the call, and pass it on."""
         del types
         check(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))

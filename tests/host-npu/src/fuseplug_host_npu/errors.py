@@ -1,21 +1,21 @@
-"""What goes wrong before an op runs."""
+"""The errors that are raised before an op runs."""
 
 from __future__ import annotations
 
 
 class HostNPUUnavailable(RuntimeError):  # noqa: N818 - it is a state of the machine
-    """No NPU can be stood in for here; the message says what is missing and what to run."""
+    """This machine cannot run the stand-in for an NPU; the message says what is missing and what to run."""
 
 
 class ContractError(RuntimeError):
-    """A call breaks a limit of an op: one that is documented, or one that CANN's sources have.
+    """A call breaks a limit of an op, which is documented or was read in CANN's sources.
 
     Attributes:
         op: The op's name.
-        argument: The argument that is beyond it.
-        limit: What is asked for.
+        argument: The argument that breaks the limit.
+        limit: What the argument must be.
         found: What the argument was.
-        page: Where the documentation says so, or the source that does.
+        page: The page of the documentation, or the source, that says so.
     """
 
     def __init__(self, op: str, argument: str, limit: str, found: str, page: str, *, documented: bool = True) -> None:

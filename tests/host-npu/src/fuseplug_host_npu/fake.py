@@ -1,4 +1,4 @@
-"""Tensors of an NPU that have no memory: shapes, dtypes and who has a gradient, for models of any size."""
+"""NPU tensors without memory: they show shapes, dtypes and which of them have gradients, for models of any size."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class FakeNPU(contextlib.AbstractContextManager["FakeNPU"]):
-    """While it is entered, tensors are fake, torch_npu's schemas, metas and autograd formulas real, limits enforced.
+    """A context in which tensors are fake; torch_npu's schemas, metas and autograd formulas are real; limits hold.
 
     Args:
         **the_machine: The fields of `fuseplug_host_npu.Machine`: ``soc``, ``vector_cores``, ``lacking``.
 
     Raises:
-        HostNPUUnavailable: When it is made, if it cannot be had here.
+        HostNPUUnavailable: At construction, if this machine cannot run the stand-in.
     """
 
     def __init__(self, **the_machine: Any) -> None:
@@ -39,8 +39,8 @@ class FakeNPU(contextlib.AbstractContextManager["FakeNPU"]):
             stack.enter_context(_quiet())
             entered.append(self.machine)
             stack.callback(entered.remove, self.machine)
-            # The autograd thread of the device would drop its reference to a mode, a Python object, when the
-            # interpreter may be gone.
+            # The device's autograd thread would drop its reference to a mode, a Python object, perhaps after the
+            # interpreter is gone.
             stack.enter_context(set_multithreading_enabled(False))
             stack.enter_context(FakeTensorMode())
             stack.enter_context(Contract())  # type: ignore[no-untyped-call]
@@ -53,7 +53,7 @@ class FakeNPU(contextlib.AbstractContextManager["FakeNPU"]):
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    # Fake tensors log a traceback for each call that is rejected, which is what tests provoke.
+    # Fake tensors log a traceback for each rejected call, and tests provoke such calls.
     from .torch_private import FAKE_TENSOR_LOG
 
     log = logging.getLogger(FAKE_TENSOR_LOG)

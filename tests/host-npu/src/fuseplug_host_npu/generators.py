@@ -1,4 +1,4 @@
-"""Random numbers of the stand-in: drawn on the CPU, from the state of the NPU's generator."""
+"""Random numbers of the stand-in, drawn on the CPU from the state of the NPU's generator."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterator
 import torch
 
 _STEP = 4
-"""By how much a draw moves the offset: torch_npu allows multiples of four only, as Philox makes four at a time."""
+"""How far a draw moves the offset. torch_npu allows only multiples of 4, because Philox makes 4 numbers at a time."""
 
 
 @contextlib.contextmanager
 def drawing(generator: torch.Generator | None = None) -> Iterator[None]:
-    """Inside, the CPU's default generator is where *generator*, of the NPU, was; that one is moved on.
+    """Inside, the CPU's default generator draws from the state of *generator*, which moves on.
 
-    So ``torch.npu.manual_seed``, ``get_rng_state`` and ``set_rng_state`` have the effect that they have on an NPU: what
-    is drawn depends on the seed and on how often was drawn before. The numbers are not those that an NPU draws.
+    So ``torch.npu.manual_seed``, ``get_rng_state`` and ``set_rng_state`` have the same effect as on an NPU: the numbers
+    depend on the seed and on the number of earlier draws. They are not the numbers that an NPU draws.
 
     Args:
-        generator: That of the NPU; its default one if ``None``.
+        generator: A generator of the NPU; its default generator if ``None``.
     """
     if generator is None:
         generator = torch.npu.default_generators[torch.npu.current_device()]  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""An NPU in host memory: torch_npu as it is, with the kernels of the CPU in the place of those of the device."""
+"""An NPU in host memory: the real torch_npu, with CPU kernels in the place of the device's kernels."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ if TYPE_CHECKING:
 
 
 class HostNPU:
-    """While it is entered, ops on tensors of device ``npu`` are computed, by the CPU, in the same memory.
+    """A context in which the CPU computes ops on tensors of device ``npu``, in the memory of these tensors.
 
-    What is replaced is the lowest layer, one kernel an op. All above is torch_npu's own: schemas, autograd formulas,
-    autocast, what ``torch.compile`` traces, `torch.npu`. So it is for the whole process, every thread included, and
-    there is nothing of it left when the last one is exited.
+    It replaces only the lowest layer, the kernels of the ops. Everything above is torch_npu's own: schemas, autograd
+    formulas, autocast, what ``torch.compile`` traces, `torch.npu`. So the context holds for the whole process, every
+    thread included. Nothing of it is left once the last instance is exited.
 
     An op of torch_npu for which there is no reference raises `NotImplementedError`; `fuseplug_host_npu.reference`
-    adds one. An op of torch which torch_npu has no kernel for is left to torch, as on an NPU.
+    adds one. If torch_npu has no kernel for an op of torch, torch handles the op, as on an NPU.
 
     Args:
-        contract: Whether calls that break a limit raise `ContractError`. The one entered last decides.
+        contract: Whether calls that break a limit raise `ContractError`. The instance entered last decides.
         **the_machine: The fields of `fuseplug_host_npu.Machine`: ``soc``, ``vector_cores``, ``lacking``.
 
     Attributes:
-        machine: The machine that is stood in for. The one entered last decides.
-        calls: How often each op was run since it was entered: ``calls["npu_rms_norm"]``, ``calls["aten::mm"]``.
+        machine: The machine to stand in for. The instance entered last decides.
+        calls: How often each op has run since the instance was entered: ``calls["npu_rms_norm"]``,
+            ``calls["aten::mm"]``.
 
     Raises:
-        HostNPUUnavailable: When it is made, if it cannot be had here.
+        HostNPUUnavailable: At construction, if this machine cannot run the stand-in.
     """
 
     _entered: ClassVar[list[HostNPU]] = []
@@ -74,7 +75,7 @@ class HostNPU:
 
     @classmethod
     def _called(cls, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count a call for each that is entered, and hold it to its limits."""
+        """Count a call in every entered instance, and check it against the limits of its op."""
         packet = op.overloadpacket.__name__
         if packet in machine().lacking:
             raise RuntimeError(f"{packet}: its kernel is not in libopapi.so, or libopapi.so not found")
@@ -86,7 +87,7 @@ class HostNPU:
 
 
 class _NameOfTheChip:
-    """``torch.npu.get_device_name`` of the machine in force: torch_npu asks CANN once for the whole process."""
+    """Makes ``torch.npu.get_device_name`` name the chip of the machine in force: torch_npu asks CANN only once."""
 
     def put(self) -> None:
         import torch
@@ -105,12 +106,12 @@ _name_of_the_chip = _NameOfTheChip()
 
 
 def _wait_for_autograd() -> None:
-    """Wait until autograd's thread for the device has freed what the last backward held.
+    """Wait until autograd's thread for the device has freed the objects that the last backward held.
 
-    Kernels in Python make it hold objects of Python, which it frees after ``backward`` has returned. A thread that asks
-    for the GIL while the interpreter ends is ended by pthread_exit, which aborts the process in a destructor of C++.
-    The thread frees the gradient of another backward after all that came before, so only the last few instructions of
-    that are left to a pause.
+    Kernels in Python make the thread hold Python objects, which it frees after ``backward`` has returned. If a thread
+    asks for the GIL while the interpreter ends, pthread_exit ends that thread, and this aborts the process inside a C++
+    destructor. The thread frees the gradient of another backward after everything earlier, so the pause needs to cover
+    only the last few instructions.
     """
     import torch
 

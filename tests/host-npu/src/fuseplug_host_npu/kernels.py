@@ -1,4 +1,4 @@
-"""The kernels of `HostNPU`: each computes an op on the CPU, in the memory of the tensors that it is given."""
+"""The kernels of `HostNPU`: each computes an op on the CPU, in the memory of its arguments."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _KEPT = frozenset(
     record_stream resize_ resize_as_ set_ _pin_memory
     """.split()  # noqa: SIM905 - to be read
 )
-"""Ops that hand out memory, or only say how it is to be read: torch_npu's own do that on the stand-in as well."""
+"""Ops that allocate memory, or only say how to read it: torch_npu's own kernels for them work on the stand-in, too."""
 
 _MIXING = frozenset(
     """
     copy_ _copy_from _copy_from_and_resize index index_put index_put_ _index_put_impl_ _to_copy
     """.split()  # noqa: SIM905 - to be read
 )
-"""Ops of torch that take tensors of the CPU beside those of a device."""
+"""Ops of torch that take CPU tensors together with tensors of a device."""
 
 _LIBRARIES = ("aten", "npu")
 
@@ -39,10 +39,10 @@ Called = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], None]
 
 
 class _Kernels:
-    """The kernels that are in the place of torch_npu's.
+    """The kernels that replace torch_npu's.
 
     Attributes:
-        called: What is told of each call, before it is computed: the op, its arguments by position and by name.
+        called: Is called before each call is computed, with the op and its positional and keyword arguments.
     """
 
     called: Called
@@ -54,16 +54,16 @@ class _Kernels:
         when_added(self._added)
 
     def put(self, called: Called) -> None:
-        """Replace each kernel that torch_npu has, and add one for each other op that there is a reference for."""
+        """Replace each kernel of torch_npu, and add one for each other op that has a reference."""
         self.called = called
         rows = references()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a kernel is overridden
+            warnings.simplefilter("ignore")  # the warning that a kernel is overridden
             if not self._replaced:
                 for name, op in _registered().items():
                     self._replace(name, _Kernel(op, name))
                 self._replace("aten::contiguous", _contiguous)
-                # torch_npu's formula of this one calls the device without asking the dispatcher.
+                # torch_npu's autograd formula of one_hot calls the device without asking the dispatcher.
                 one_hot = _Kernel(torch.ops.aten.one_hot.default, "aten::one_hot")
                 self._replace("aten::one_hot", one_hot, "AutogradPrivateUse1")
             for name in rows.keys() - self._replaced:
@@ -74,12 +74,12 @@ class _Kernels:
         space, _, rest = name.partition("::")
         if space not in self._libraries:
             self._libraries[space] = Library(space, "IMPL")  # type: ignore[no-untyped-call]
-        # Not by its own impl(), which in some releases of torch refuses to override.
+        # Not by Library.impl, which refuses to override in some releases of torch.
         self._libraries[space].m.impl(rest, key, kernel, False)  # type: ignore[union-attr]
         self._replaced.add(name)
 
     def take_away(self) -> None:
-        """Leave torch_npu's own, and nothing else."""
+        """Restore torch_npu's own kernels, and leave no others."""
         for library in self._libraries.values():
             destroy(library)
         self._libraries.clear()
@@ -96,7 +96,7 @@ KERNELS = _Kernels()
 
 @functools.cache
 def _registered() -> dict[str, OpOverload]:
-    """The ops of torch and torch_npu that torch_npu has a kernel for, which is to be replaced."""
+    """The ops of torch and torch_npu whose kernel in torch_npu is to be replaced."""
     names = registered_for("PrivateUse1")
     ops = {name: _op(name) for name in names if name.partition("::")[0] in _LIBRARIES}
     stay = {name for name, op in ops.items() if op is not None and (op.is_view or op.overloadpacket.__name__ in _KEPT)}
@@ -104,7 +104,7 @@ def _registered() -> dict[str, OpOverload]:
 
 
 def _op(name: str) -> OpOverload | None:
-    """The op of a qualified name; ``None`` where only a kernel is registered under it, without an op."""
+    """The op of a qualified name; ``None`` if only a kernel is registered under *name*, without an op."""
     packet, _, overload = name.partition(".")
     space, _, bare = packet.partition("::")
     found = getattr(getattr(torch.ops, space), bare, None)
@@ -113,7 +113,7 @@ def _op(name: str) -> OpOverload | None:
 
 
 class _Kernel:
-    """The kernel of an op: runs its reference, or torch's kernel of the CPU, on the same memory."""
+    """The kernel of an op: it runs the op's reference, or torch's CPU kernel, on the same memory."""
 
     def __init__(self, op: OpOverload, name: str) -> None:
         self.op = op
@@ -144,12 +144,12 @@ def _contiguous(self: Tensor, memory_format: torch.memory_format = torch.contigu
 
 
 class _Call:
-    """The arguments of a call for the CPU, and the way back for what comes out.
+    """Takes the arguments of a call to the CPU, and its results back to the NPU.
 
     Attributes:
-        args: What to call with, by position.
-        kwargs: And by name.
-        generator: The generator that it was given.
+        args: The positional arguments for the CPU.
+        kwargs: The keyword arguments for the CPU.
+        generator: The generator among the arguments, if there is one.
     """
 
     def __init__(self, kernel: _Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -168,7 +168,7 @@ class _Call:
             self._require_one_device(op)
 
     def _require_one_device(self, op: OpOverload) -> None:
-        """Memory of the host is none of an NPU: only numbers (tensors of torch without dims) go there by themselves."""
+        """Raise for tensors of the CPU, as an NPU does: only ops of torch take them, and only those without dims."""
         numbers_pass = op.namespace == "aten"
         tensors = [tensor for _, tensor in self._tensors.values()]
         if any(tensor.device.type != "npu" and not (numbers_pass and tensor.dim() == 0) for tensor in tensors):
@@ -190,7 +190,7 @@ class _Call:
         return value
 
     def _room(self, out: Any) -> Any:
-        """What an op writes its result to: it gives it a size, which the memory of *out* may not have."""
+        """An empty tensor for the op to resize and write in the place of *out*, whose memory may be too small."""
         if not isinstance(out, Tensor):
             return out
         host = torch.empty(0, dtype=out.dtype)
@@ -199,7 +199,7 @@ class _Call:
         return host
 
     def back(self, results: Any) -> Any:
-        """What the op returns on the NPU: the tensor that it was given where it returns that, else a new one."""
+        """The results on the NPU: the argument itself where the op returns an argument, else a new tensor."""
         for host, out in self._outs:
             if out.size() != host.size():
                 out.resize_(host.size())
@@ -217,13 +217,13 @@ class _Call:
 
 
 def _mapped(convert: Callable[[Any], Any], value: Any) -> Any:
-    """*value*, or what is in it if it is a list or tuple, by *convert*: what the arguments of ops are nested in."""
+    """*value*, converted by *convert*; lists and tuples, in which ops nest their arguments, item by item."""
     if isinstance(value, list):
         return [_mapped(convert, item) for item in value]
     return tuple(_mapped(convert, item) for item in value) if isinstance(value, tuple) else convert(value)
 
 
 def _in_order(host: Tensor) -> Tensor:
-    """*host*, strided as what is made of its size: `Tensor.contiguous` leaves the strides of dims of size 1."""
+    """*host* with the strides of a new tensor of its size. `Tensor.contiguous` keeps the strides of dims of size 1."""
     ordered = torch.empty(host.size(), dtype=host.dtype)
     return host if host.stride() == ordered.stride() else ordered.copy_(host)

@@ -1,4 +1,4 @@
-"""Import torch_npu on a machine without an NPU."""
+"""Imports torch_npu on a machine without an NPU."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _loaded = False
 
 
 def load() -> None:
-    """Put the stand-in for CANN into this process and import torch_npu on it; once is enough.
+    """Load the stand-in for CANN into this process and import torch_npu on it; further calls do nothing.
 
-    Best before torch is imported: then torch's own loading of torch_npu works. Where torch was imported first, that
-    must have been with ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``, or it has failed. It sets ``TASK_QUEUE_ENABLE=0``.
+    Call this before torch is imported, so that torch's own loading of torch_npu works. If torch is imported first, its
+    import fails unless ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` is set. This function sets ``TASK_QUEUE_ENABLE=0``,
+    ``PYTORCH_NO_NPU_MEMORY_CACHING=1`` and ``FUSEPLUG_CACHE=off``.
 
     Raises:
-        HostNPUUnavailable: If something is missing, or if the real CANN is here: it is never stood in for.
+        HostNPUUnavailable: If something is missing, or if this machine has the real CANN, which is never replaced.
     """
     global _loaded
     if _loaded:
@@ -40,12 +41,12 @@ def load() -> None:
 
 
 def is_loaded() -> bool:
-    """Whether it was put into this process."""
+    """Whether `load` has loaded the stand-in into this process."""
     return _loaded
 
 
 def _hindrance() -> str:
-    """Why it cannot be; ``""`` if it can."""
+    """Why the stand-in cannot be loaded; ``""`` if it can."""
     if platform.system() != "Linux" or sys.byteorder != "little" or sys.maxsize < 1 << 32:
         return f"torch_npu is for 64-bit Linux, not for {platform.system()} {platform.machine()}"
     if os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME"):
@@ -91,21 +92,21 @@ def _libraries(package: Path, version: str) -> list[Path]:
         raise HostNPUUnavailable(f"the stand-in for CANN does not compile: {error.stderr}") from error
     except OSError as error:
         raise HostNPUUnavailable(f"the stand-in for CANN cannot be kept (set XDG_CACHE_HOME): {error}") from error
-    # The others need this one, and find it by its name because it is there.
+    # The other libraries need this one, and find it by its name once it is loaded.
     return sorted(directory.glob("*.so"), key=lambda path: path.name != build.RUNTIME)
 
 
 def _import() -> None:
-    # Or torch_npu copies in a thread of its own, and what it copies may come after what is computed here.
+    # Otherwise torch_npu copies in a thread of its own, and the CPU may compute before a copy is done.
     os.environ["TASK_QUEUE_ENABLE"] = "0"
-    # Or memory that was used before is given out again with what it held; so every byte is poisoned (cann/host.c).
+    # Otherwise torch_npu hands out used memory with its old content. New memory is poisoned, every byte (cann/host.c).
     os.environ["PYTORCH_NO_NPU_MEMORY_CACHING"] = "1"
-    os.environ["FUSEPLUG_CACHE"] = "off"  # what passes here must not be taken for what passed on a chip
+    os.environ["FUSEPLUG_CACHE"] = "off"  # a check that passes here must not count as passed on a chip
     said = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said):  # it prints that ASCEND_HOME_PATH is not set, which is as it should be
+        with contextlib.redirect_stdout(said):  # torch_npu prints that ASCEND_HOME_PATH is not set, as expected
             import torch
-            import torch_npu  # noqa: F401 - for what importing it does
+            import torch_npu  # noqa: F401 - for the effects of the import
 
             torch.npu.init()  # type: ignore[attr-defined]
     except Exception as error:

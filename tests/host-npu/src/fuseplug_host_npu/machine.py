@@ -1,4 +1,4 @@
-"""The machine that is stood in for: its chip, its cores, and what its CANN lacks. Nothing here imports torch."""
+"""The machine to stand in for: its chip, its cores, and what its CANN lacks. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ SOC_VARIABLE = "FUSEPLUG_HOST_NPU_SOC"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Machine:
-    """What limits and references depend on, beside the arguments of a call.
+    """The properties of a machine on which limits and references depend, besides the arguments of a call.
 
     Attributes:
         soc: The chip, by the name that ``torch.npu.get_device_name()`` gives: ``"Ascend910B3"`` is an Atlas A2,
             ``"Ascend950PR_9599"`` an Ascend 950. A2 and A3 refuse the same calls.
-        vector_cores: How many vector cores it has; an Ascend910B3 has 40.
-        lacking: Ops of torch_npu that its CANN has no kernel for: ``{"npu_clipped_swiglu"}``.
+        vector_cores: How many vector cores the chip has; an Ascend910B3 has 40.
+        lacking: Ops of torch_npu for which the machine's CANN has no kernel: ``{"npu_clipped_swiglu"}``.
     """
 
     soc: str = dataclasses.field(default_factory=lambda: os.environ.get(SOC_VARIABLE) or "Ascend910B3")
@@ -31,7 +31,7 @@ class Machine:
 
 
 entered: list[Machine] = []
-"""Those of the stand-ins that are entered, the last one in force."""
+"""The machines of the entered stand-ins; the last one is in force."""
 
 
 def machine() -> Machine:

@@ -1,4 +1,4 @@
-"""Tensors of the CPU that are the bytes of tensors of the stand-in."""
+"""CPU tensors that share the memory of the stand-in's tensors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .torch_private import neg_view
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """The tensor of the CPU with the bytes of *tensor*, which is on the stand-in: what is written to it is in both.
+    """A CPU tensor that shares the memory of *tensor*, which is on the stand-in: a write to one shows in both.
 
-    Sizes, strides, offset, conjugation and negation are the same. It holds *tensor*, and so the memory.
+    Sizes, strides, offset, conjugation and negation are the same. The result keeps *tensor*, and so the memory, alive.
     """
     storage = tensor.untyped_storage()
     size = storage.nbytes()
@@ -27,7 +27,7 @@ def on_host(tensor: Tensor) -> Tensor:
         host = host.conj()
     if tensor.is_neg():
         host = neg_view(host)
-    window._tensor = tensor  # type: ignore[attr-defined] # torch.frombuffer keeps the window, and so the tensor
+    window._tensor = tensor  # type: ignore[attr-defined] # torch.frombuffer keeps the window, and so the tensor, alive
     return host
 
 

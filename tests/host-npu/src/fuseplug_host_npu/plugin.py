@@ -1,7 +1,7 @@
 """Fixtures for pytest: ``host_npu`` computes numbers, ``fake_npu`` checks shapes, dtypes and limits.
 
-Every pytest of the environment imports this module, so it imports nothing but pytest until a fixture is used, or
-``--fuseplug-host-npu`` is given.
+Every run of pytest in the environment imports this module, so it imports nothing but pytest until a test uses a fixture
+or ``--fuseplug-host-npu`` is given.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OPTION = "--fuseplug-host-npu"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option."""
+    """Add the option ``--fuseplug-host-npu``."""
     parser.getgroup("fuseplug").addoption(
         _OPTION,
         action="store_true",
@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Be there before a conftest imports torch, which then finds torch_npu by itself."""
+    """Load the stand-in before a conftest imports torch, which then finds torch_npu by itself."""
     if early_config.known_args_namespace.fuseplug_host_npu:
         from .errors import HostNPUUnavailable
         from .loading import load
@@ -48,7 +48,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 @pytest.fixture
 def host_npu(_stand_in: None) -> Iterator[HostNPU]:
-    """`fuseplug_host_npu.HostNPU`, entered: device ``npu`` is there, and numbers are computed."""
+    """`fuseplug_host_npu.HostNPU`, entered: tensors on device ``npu`` have values, which the CPU computes."""
     from .host import HostNPU
 
     with HostNPU() as npu:
@@ -57,7 +57,7 @@ def host_npu(_stand_in: None) -> Iterator[HostNPU]:
 
 @pytest.fixture
 def fake_npu(_stand_in: None) -> Iterator[FakeNPU]:
-    """`fuseplug_host_npu.FakeNPU`, entered: tensors of device ``npu`` have shapes and dtypes, and no values."""
+    """`fuseplug_host_npu.FakeNPU`, entered: tensors on device ``npu`` have shapes and dtypes, but no values."""
     from .fake import FakeNPU
 
     with FakeNPU() as npu:

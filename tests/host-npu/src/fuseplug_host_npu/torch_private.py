@@ -1,6 +1,6 @@
-"""The private names of torch that the NPU in host memory needs: no other module of it has one.
+"""The private names of torch that this package uses; no other module of it uses one.
 
-Importing it imports torch. Each name is here because torch documents nothing that says or does the same.
+Importing this module imports torch. Each name is here because torch documents nothing that says or does the same.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ __all__ = [
 ]
 
 # Imported above: the type of operations (torch.ops has only instances), the mode in which tensors are fake, and the
-# class of modes that see each operation.
+# base class of modes that see each operation.
 
 FAKE_TENSOR_LOG = "torch._subclasses.fake_tensor"
 """The name of the logger on which fake tensors report calls that fail."""
 
 neg_view = torch._neg_view
-"""``neg_view(tensor)``: *tensor* negated by a bit of it, its memory as it is. `torch.neg` writes new memory."""
+"""``neg_view(tensor)``: *tensor* negated by its negative bit, in the same memory. `torch.neg` writes new memory."""
 
 
 @functools.cache
 def arguments_of(op: OpOverload) -> tuple[torch._C.Argument, ...]:
-    """The arguments in the schema of *op*: ``torch.ops`` gives operations without their names and defaults."""
+    """The arguments in the schema of *op*; ``torch.ops`` does not give their names and defaults."""
     return tuple(op._schema.arguments)
 
 
 def registered_for(key: str) -> list[str]:
-    """The qualified names of the ops that have a kernel for the dispatch key *key*: torch.library lists none."""
+    """The qualified names of the ops with a kernel for the dispatch key *key*; torch.library does not list them."""
     return list(torch._C._dispatch_get_registrations_for_dispatch_key(key))
 
 
 def destroy(library: Library) -> None:
-    """Take away what *library* has registered, now: torch.library does so when it is collected as garbage."""
+    """Remove what *library* has registered, now; torch.library waits until *library* is collected as garbage."""
     library._destroy()  # type: ignore[no-untyped-call]

@@ -3,7 +3,7 @@
 >>> from fuseplug_testing import check_kernel
 >>> print(check_kernel(MyKernel))  # doctest: +SKIP
 
-or, for a kernel that is installed, ``pytest --fuseplug-kernel my_kernel``. Importing this imports no torch.
+For an installed kernel, run ``pytest --fuseplug-kernel my_kernel``. Importing this package does not import torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tells the errors of originals and kernels from the kit's own: only the former are findings.
+"""Tells errors of originals and kernels from the kit's own errors: only the former are findings.
 
 The kit calls originals, references and kernels through wrappers of its own: under autocast, in a checkpoint, in another
-memory layout. If such a wrapper fails, nothing was learned about what it wraps.
+memory layout. If such a wrapper fails, nothing was learned about the wrapped function.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class KitError(RuntimeError):
 
 
 def foreign(function: Callable[..., T]) -> Callable[..., T]:
-    """*function*, which is not the kit's, marked: what is raised while it runs is not the kit's error."""
+    """*function*, marked as not the kit's: an error that is raised while it runs is not the kit's error."""
 
     def call_foreign(*args: Any, **kwargs: Any) -> T:
         return function(*args, **kwargs)
@@ -37,7 +37,7 @@ def foreign(function: Callable[..., T]) -> Callable[..., T]:
 
 
 _MARKS = frozenset({foreign(print).__code__, torch.autograd.grad.__code__})
-"""The code under which only others' code runs: what is marked, and the backward of what that gave."""
+"""The code under which only foreign code runs: marked functions, and the backward of their results."""
 
 _KIT = str(Path(__file__).parent)
 _NOT_ITS = ("torch", "fuseplug", "fuseplug_backends", "fuseplug_testing", "fuseplug_verify")
@@ -46,11 +46,11 @@ _NOT_ITS = ("torch", "fuseplug", "fuseplug_backends", "fuseplug_testing", "fusep
 
 @dataclass(frozen=True)
 class Raised:
-    """What foreign code raised.
+    """An error that foreign code raised.
 
     Attributes:
         error: The error.
-        marked: Whether it was raised by what is `foreign`; else by what Fuseplug does with what that gave.
+        marked: Whether a `foreign` function raised it. Otherwise Fuseplug raised it, using such a function's result.
     """
 
     error: Exception
@@ -60,14 +60,14 @@ class Raised:
         return raised(self.error)
 
     def by_the_original(self, where: str) -> Finding:
-        """The finding that the original cannot do it, so that there is nothing to equal.
+        """The finding that the original raises, so that there is nothing to compare with.
 
         Raises:
-            KitError: If the error was not raised by what the original is.
+            KitError: If no `foreign` function raised the error.
         """
         if not self.marked:
             raise _kit_error(self.error) from self.error
-        return Finding(where, skipped=f"the original cannot do it ({str(self)[:80]})")
+        return Finding(where, skipped=f"the original raises here ({str(self)[:80]})")
 
     def by_the_kernel(self, where: str) -> Finding:
         """The finding that the kernel raises where the original does not."""
@@ -75,10 +75,10 @@ class Raised:
 
 
 def attempt(call: Callable[[], T]) -> T | Raised:
-    """What *call* returns, or what foreign code raised meanwhile.
+    """The result of *call*, or the error that foreign code raised during it.
 
     Raises:
-        KitError: If it was the kit that raised.
+        KitError: If the kit raised.
     """
     try:
         return call()
@@ -112,7 +112,7 @@ def _codes(error: Exception) -> Iterator[CodeType]:
 
 
 def _is_of_the_kit(codes: list[CodeType]) -> bool:
-    """Whether the kit raised: within `Subject.run`, which the kit calls, its wrappers, or the call of one of them."""
+    """Whether the kit raised: below `Subject.run`, which the kit calls, a wrapper or the call of a wrapper did."""
     within = codes[codes.index(_RUN) + 1 :] if _RUN in codes else codes
     return not within or any(code.co_filename.startswith(_KIT) for code in within)
 

@@ -15,12 +15,12 @@ class Check:
     """One question about a kernel.
 
     Attributes:
-        name: What faults are reported under.
-        ask: Yields what was found; for a check per kernel it is given the `Examined`, for one per specimen that, for
-            one per case each `Case`.
-        per: What it is asked about.
-        runs: Whether it runs the kernel, for which its device must be here.
-        needs: Which check must have passed for a specimen before this one has anything to say.
+        name: The name under which faults are reported.
+        ask: Yields the findings. A check per kernel gets the `Examined`, a check per specimen the `Specimen`, a check
+            per case each `Case`.
+        per: What the check is about.
+        runs: Whether the check runs the kernel, which needs the kernel's device.
+        needs: The checks that must have passed on a specimen before this one has anything to say.
     """
 
     name: str

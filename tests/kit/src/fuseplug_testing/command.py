@@ -1,4 +1,4 @@
-"""What ``fuseplug check`` does."""
+"""The command ``fuseplug check``."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ def check(
     checks: Sequence[str] | None = None,
     as_json: bool = False,
 ) -> int:
-    """Check kernels, show how far that has come on stderr, and print what came of it.
+    """Check kernels, show the progress on stderr, and print the results.
 
     Args:
         names: As for `naming.named`; if there are none, every installed kernel that can run here.
-        device: As for `fuseplug_testing.check_kernel`; so are the following three.
-        quick: Whether to ask little.
-        thorough: Whether to ask all there is.
-        checks: The names of the checks that are wanted; ``None``: all.
-        as_json: Print JSON.
+        device: As for `fuseplug_testing.check_kernel`, and so are the next three.
+        quick: Whether to check only a little.
+        thorough: Whether to check everything.
+        checks: The names of the checks to run; ``None`` for all.
+        as_json: Whether to print JSON.
 
     Returns:
         The exit code: 0 if nothing is wrong, 1 if a kernel has faults or could not be run, 130 if interrupted.
 
     Raises:
         DiscoveryError: If there is no such kernel.
-        PlanError: As `fuseplug_testing.check_kernel`.
+        PlanError: As for `fuseplug_testing.check_kernel`.
     """
     said, out = console(stderr=True), console()
     depth, records = depth_of(thorough=thorough, quick=quick), []
     try:
         for each in _chosen(names, device, said):
-            # What kernels and torch_npu print is not to stand before the JSON.
+            # Output of kernels and torch_npu must not precede the JSON.
             with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
                 records.append(_checked(each, device, depth, checks, said))
             if not as_json:
@@ -67,15 +67,15 @@ def check(
         said.print(f"fuseplug: {some_lines(interrupt) or 'interrupted'}")
         return 130
     if as_json:
-        print(json.dumps([record.to_dict() for record in records], indent=2))  # noqa: T201 - what was asked for
+        print(json.dumps([record.to_dict() for record in records], indent=2))  # noqa: T201 - the output of the command
     elif len(records) > 1:
         summary(records, out)
     return int(any(record.verdict in ("failed", "unchecked") for record in records))
 
 
 def _checked(each: Named, device: str | None, depth: Depth, checks: Sequence[str] | None, said: Console) -> Record:
-    # What torch and kernels warn of would tear the bar apart; the filters are left as they are, for a check compares
-    # them.
+    # Warnings of torch and kernels would tear the progress bar apart. The filters stay as they are, because a check
+    # compares them.
     with warnings.catch_warnings(record=True):
         with said.status("looking at the kernel and its specimens"):
             record = Record(each, device, depth, checks)

@@ -1,4 +1,4 @@
-"""Checks that run no kernel: what it says of itself, what importing it does, how it answers."""
+"""Checks that do not run the kernel: what it declares, what importing it does, how it answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NOBODYS_BUSINESS = (
 
 
 def declaration(examined: Examined) -> Iterator[Finding]:
-    """Its fields are what they must be, its id is that of its entry point, what it names can be imported."""
+    """The kernel's fields are valid, its id is that of its entry point, and the functions it names can be imported."""
     for fault in examined.broken:
         yield Finding("", fault=fault)
     if examined.kernel is None:
@@ -55,9 +55,9 @@ def declaration(examined: Examined) -> Iterator[Finding]:
 
 
 def imports(examined: Examined) -> Iterator[Finding]:
-    """Importing its module imports no torch and changes, prints and starts nothing; nor do those of its functions.
+    """Importing the kernel's module does not import torch, and changes, prints and starts nothing.
 
-    Nor does its package use what is private to Fuseplug.
+    Importing its functions changes and prints nothing, either. Its package uses no private names of Fuseplug.
     """
     kernel = examined.sound
     for fault in used_by(type(kernel).__module__):
@@ -76,9 +76,9 @@ def imports(examined: Examined) -> Iterator[Finding]:
 
 
 def variants(examined: Examined) -> Iterator[Finding]:
-    """Every variant that its proposals name is found on some specimen, if only to be declined.
+    """Every variant that the kernel's proposals name is found on some specimen, if only to be declined.
 
-    A name of several words (``"gelu gate-first"``) is a choice for each: every word must be found, not every
+    In a name of several words (``"gelu gate-first"``), each word is a choice: every word must be found, but not every
     combination.
     """
     found = _traits(case.semantics.adapter.variant for specimen in examined.specimens for case in specimen.cases)
@@ -94,7 +94,7 @@ def _traits(variants: Iterable[str]) -> dict[str, None]:
 
 
 def match(specimen: Specimen) -> Iterator[Finding]:
-    """It only looks, says the same thing twice, and has no trouble with modules of others."""
+    """``match`` only looks at a module, gives the same answer twice, and does not fail on other modules."""
     examined = specimen.examined
     for place, site in specimen.sites():
         before = ProcessState((type(place.module),))
@@ -114,7 +114,7 @@ def match(specimen: Specimen) -> Iterator[Finding]:
 
 
 def fuses(specimen: Specimen) -> Iterator[Finding]:
-    """Something of it is fused; its own forward equals a variant bit for bit."""
+    """Part of the specimen is fused; its own forward equals a variant bit for bit."""
     if specimen.all_declined:
         yield Finding("", skipped=specimen.all_declined)
         return
@@ -124,7 +124,7 @@ def fuses(specimen: Specimen) -> Iterator[Finding]:
 
 
 def examples(case: Case) -> Iterator[Finding]:
-    """One generator makes one example, another another; nothing else is drawn from; sizes and dtypes are followed."""
+    """Equal generators make equal examples, others make others; nothing else is drawn from; sizes and dtypes fit."""
     proposal = case.proposal
     for mix in proposal.mixes:
         before = ProcessState()
@@ -156,7 +156,7 @@ def examples(case: Case) -> Iterator[Finding]:
 
 
 def _of_another_dtype(module: nn.Module, example: Example) -> str:
-    """The first tensor of *example* that has another dtype than *module*'s own of this name; ``""`` if none has."""
+    """The first tensor of *example* whose dtype is not that of *module*'s tensor of this name; ``""`` if none is."""
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     given = dict(example.parameters)
     for name, child in example.children.items():
@@ -177,7 +177,7 @@ def _wrong_entry_point(cls: type) -> str:
 
 
 def _stand_in() -> str:
-    """What puts into another Python the NPU in host memory that this one has; ``""`` if it has none."""
+    """The function that loads the NPU in host memory, for another Python; ``""`` if this one has not loaded it."""
     loading = sys.modules.get("fuseplug_host_npu.loading")
     return "fuseplug_host_npu:load" if loading is not None and loading.is_loaded() else ""
 
@@ -206,13 +206,13 @@ def _told_apart(first: Answer | None, again: Answer | None) -> str:
     if told(first) == told(again):
         return ""
     return (
-        "asked twice about one module it says different things (adapters and mixes must be equal by value: frozen "
-        "dataclasses; what a scope asks, the same function): every module would be checked and compiled for anew"
+        "it gives different answers when asked twice about one module (adapters and mixes must be equal by value: "
+        "frozen dataclasses; what a scope asks, the same function): every module would be checked and compiled for anew"
     )
 
 
 def _lacking(consent: Consent) -> str:
-    """What a user would have to know to agree; ``""`` if it is all there."""
+    """What *consent* lacks for a user to agree; ``""`` if it lacks nothing."""
     if not (isinstance(consent.word, str) and consent.word.isidentifier()):
         return f"it asks for the consent {consent.word!r}, which is no word: users write allow=[word]"
     if not (isinstance(consent.gives_up, str) and len(consent.gives_up.split()) > 1):

@@ -1,4 +1,4 @@
-"""The edges of an example: the same call with other sizes, in other memory, with values that arithmetic trips over."""
+"""The edges of an example: the same call with other sizes, other memory layouts, and zeros, NaNs or infinities."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Rearrangement = Callable[[Tensor], Tensor]
 
 
 def _padding(tensor: Tensor) -> float:
-    # Whoever reads what lies between the elements shall be seen to.
+    # NaN, so that it shows if a kernel reads between the elements.
     return float("nan") if tensor.is_floating_point() else 0
 
 
@@ -56,22 +56,22 @@ MEMORY_LAYOUTS: dict[str, Rearrangement] = {
     "not aligned": _offset,
     "expanded": _expanded,
 }
-"""How an argument may lie in memory; all but the last keep its values."""
+"""The memory layouts of an argument; all but the last keep its values."""
 
 UPSTREAM: dict[str, Rearrangement] = {
     "expanded from one number": _one_number,
     "transposed in memory": _transposed,
     "every other element of a buffer": _every_other,
 }
-"""How the gradient from above may: the first is what ``sum().backward()`` sends."""
+"""The memory layouts of the gradient from above; ``sum().backward()`` sends the first."""
 
 
 def shapes(example: Example) -> Iterator[tuple[str, int, int, list[Example]]]:
     """Yield the example cut to 0, 1 and an odd number along each dimension but the last.
 
     Yields:
-        What was done, the dimension, its new size, and the ways in which the other arguments may follow, likely first:
-        those dimensions of theirs that are as long, or the same dimension.
+        A description of the cut, the dimension, its new size, and the ways to cut the other arguments, likeliest first:
+        along their dimensions of the same length, or along the same dimension.
     """
     main = example.args[0]
     seen = set()
@@ -85,7 +85,7 @@ def shapes(example: Example) -> Iterator[tuple[str, int, int, list[Example]]]:
 
 
 def planted(example: Example, which: int, value: float) -> Example | None:
-    """The example with *value* in the middle of its argument number *which*; ``None`` if there is no place for it."""
+    """The example with *value* in the middle of its argument number *which*; ``None`` if *value* has no place there."""
     leaves, structure = tree_flatten((tuple(example.args), dict(example.kwargs)))
     tensor = leaves[which]
     if not (isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel()):
@@ -97,18 +97,18 @@ def planted(example: Example, which: int, value: float) -> Example | None:
 
 
 def zeroed(example: Example) -> Example:
-    """The example with zeros for its main input."""
+    """The example with zeros as its main input."""
     return replace(example, args=(torch.zeros_like(example.args[0]), *example.args[1:]))
 
 
 def with_each(example: Example, change: Callable[[Any], Any]) -> Example:
-    """The example with what *change* gives for each of its arguments, those in containers too."""
+    """The example with *change* applied to each of its arguments, including those in containers."""
     args, kwargs = tree_map(change, (tuple(example.args), dict(example.kwargs)))
     return replace(example, args=args, kwargs=kwargs)
 
 
 def arguments(example: Example) -> list[object]:
-    """All arguments, those in containers too."""
+    """All arguments, including those in containers."""
     leaves: list[object] = tree_leaves((tuple(example.args), dict(example.kwargs)))
     return leaves
 

@@ -1,4 +1,4 @@
-"""The walk: every check on everything it is asked about, faults of one hiding no other."""
+"""Runs every check on everything that it is about, so that the faults of one check hide no others."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class PlannedCheck:
 
     @property
     def subject(self) -> str:
-        """What it is about, for people."""
+        """The subject in words; ``""`` for the kernel as such."""
         return "" if self.specimen is None else self.specimen.label
 
     def run(self) -> list[Finding]:
-        """Carry it out; what it raises is a fault."""
+        """Run the check; an error that it raises is a fault."""
         if why := self._hindered():
             return [Finding("", skipped=why)]
         findings: list[Finding] = []
@@ -83,25 +83,25 @@ class PlannedCheck:
 
 
 QUICK = ("specimens", "numbers")
-"""What a quick check asks of every specimen that it looks at."""
+"""The checks that ``quick`` runs on every specimen that it looks at."""
 
 
 def steps(examined: Examined, checks: Sequence[str] | None = None) -> list[PlannedCheck]:
-    """Every check on everything it is asked about: the kernel first, then specimen by specimen.
+    """Every check on everything that it is about: the kernel first, then specimen by specimen.
 
     Args:
         examined: The kernel.
-        checks: The names of the checks that are wanted; ``None``: all.
+        checks: The names of the checks to run; ``None`` for all.
 
     Raises:
-        PlanError: If there is no check of such a name.
+        PlanError: If one of *checks* does not exist.
     """
     quick = examined.depth == "quick"
     wanted = [check for check in CHECKS if checks is None or check.name in checks]
     if unknown := [name for name in checks or () if name not in NAMES]:
         raise PlanError("; ".join(map(_unknown, unknown)) + f"; expected one of {', '.join(NAMES)}")
     found = [PlannedCheck(check, examined) for check in wanted if check.per == "kernel"]
-    if quick and examined.left_out:  # which may have the other variants
+    if quick and examined.left_out:  # specimens that are left out may have the other variants
         found = [step for step in found if step.check.name != "variants"]
     for specimen in examined.specimens:
         of_it = [check for check in wanted if check.per != "kernel"]
@@ -115,7 +115,7 @@ NAMES = tuple(check.name for check in CHECKS)
 
 
 def _unknown(name: str) -> str:
-    """That there is no check *name*, and which is so like it that it was probably meant."""
+    """The message that there is no check *name*, with the check that was probably meant."""
     word = name.strip().lower()
     near = difflib.get_close_matches(word, NAMES, n=1, cutoff=0.8)
     near = near or [known for known in NAMES if len(word) > 2 and known.startswith(word)]
@@ -123,7 +123,7 @@ def _unknown(name: str) -> str:
 
 
 def announced(examined: Examined, planned: Sequence[PlannedCheck]) -> str:
-    """What is about to be run, as it may take minutes."""
+    """What is about to run, in one line, because the run may take minutes."""
     asked = len({step.check.name for step in planned})
     specimens = len({step.subject for step in planned if step.subject})
     where = f"on {examined.device}" if examined.device else f"without its numbers ({examined.absent})"
@@ -151,23 +151,24 @@ def check_kernel(
 
     Args:
         kernel: A subclass of `BaseKernel`, or an instance.
-        specimens: Small modules that it fuses, at least one for each variant; those that it declares if ``None``.
-        device: Where to run it. If ``None``, the first of its device types that is here; if none is, its numbers are
-            skipped and the rest is checked.
+        specimens: Small modules that the kernel fuses, at least one for each variant. If ``None``, the specimens that
+            the kernel declares.
+        device: Where to run the kernel. If ``None``, the first of its device types that this machine has. If it has
+            none, checks that run the kernel are skipped, and all others run.
         thorough: Try every edge on every specimen at every size; otherwise the edges are tried at a small size on every
             specimen, and at the largest on the first.
         quick: Ask everything of one specimen only, and of two more whether values and gradients are right. Leave out
             sizes beyond those that the kernel names, edges at the largest, whether every variant is found, and what
             importing the kernel's functions does.
-        checks: The names of those wanted; ``None``: all.
+        checks: The names of the checks to run; ``None`` for all.
 
     Returns:
-        What was checked, and what could not be.
+        What was checked, and what could not be checked.
 
     Raises:
-        ConformanceError: If there are faults. It names every one, and has the same result.
-        PlanError: If *device* is unknown, or not one that the kernel runs on, if there is no such check, or if both
-            *thorough* and *quick* are wanted.
+        ConformanceError: If there are faults. Its message names every fault, and ``.result`` is the result.
+        PlanError: If *device* is unknown, or not one that the kernel runs on, if one of *checks* does not exist, or if
+            both *thorough* and *quick* are set.
     """
     examined = Examined(kernel, specimens, device, depth=depth_of(thorough=thorough, quick=quick))
     result = Conformance(examined.name, str(examined.device) if examined.device else None)
@@ -179,10 +180,10 @@ def check_kernel(
 
 
 def depth_of(*, thorough: bool, quick: bool) -> Depth:
-    """How much is asked.
+    """The depth of the checks.
 
     Raises:
-        PlanError: If both are wanted.
+        PlanError: If both are set.
     """
     if thorough and quick:
         raise PlanError("quick and thorough exclude each other: choose one")

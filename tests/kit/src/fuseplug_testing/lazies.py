@@ -16,9 +16,9 @@ from .wrappers import Around, followed_by, within
 
 
 def lazy(case: Case) -> Iterator[Finding]:
-    """It has the original's shape, strides, dtype and device, and becomes the original's result bit for bit.
+    """A lazy result has the original's shape, strides, dtype and device, and becomes its result bit for bit.
 
-    In every mix, under autocast, and after what the model goes on to do was computed without it.
+    This holds in every mix, under autocast, and after what the model goes on to do was computed without the result.
     """
     if case.proposal.lazy is None:
         yield Finding("", skipped="its result is never lazy")
@@ -61,7 +61,7 @@ def _becomes(case: Case, where: str, mix: Any, inside: Around) -> Finding:
 
 
 def _looks(tensor: Tensor) -> str:
-    """All that can be asked of a tensor without its values."""
+    """Everything about a tensor except its values, in words."""
     kind = str(tensor.dtype).removeprefix("torch.")
     gradient = "with a gradient" if tensor.requires_grad else "without one"
     return f"{kind}{list(tensor.shape)} of strides {tuple(tensor.stride())} on {tensor.device}, {gradient}"

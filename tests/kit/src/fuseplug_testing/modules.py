@@ -1,4 +1,4 @@
-"""Checks of a fused module: put on and taken off, copied, pickled, compiled, checkpointed, written into, cast."""
+"""Checks of a fused module: applied and undone, copied, pickled, compiled, checkpointed, written into, cast."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _serial = itertools.count()
 
 
 def undo(specimen: Specimen) -> Iterator[Finding]:
-    """Applied by a manager it is fused; undone it is what it was, to the last attribute; nothing else is touched."""
+    """A manager fuses the module; ``undo`` restores it, to the last attribute; nothing else changes."""
     examined = specimen.examined
     module, other = (copy.deepcopy(specimen.module).to(examined.device) for _ in range(2))
     before, untouched = _held_by(module), _held_by(other)
@@ -108,16 +108,16 @@ def _must_be(holds: object, otherwise: str) -> None:
 
 
 def _used(case: Case, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """Fuse *module* and call it: what the kernel may keep on it is copied along."""
+    """Fuse *module* and call it, so that a copy includes whatever the kernel keeps on it."""
     case.fuse(module)
     with neutral(case.examined.device_type, dtype=None, random_kept=True), torch.set_grad_enabled(case.gradients):
         _method(module, case)(*args, **kwargs)
 
 
 def compiled(case: Case) -> Iterator[Finding]:
-    """Inside ``torch.compile`` it is right, and breaks no graph.
+    """Inside ``torch.compile``, the kernel is right and breaks no graph.
 
-    With the backend ``aot_eager``, which traces forward and backward and generates no code: that is Inductor's part.
+    The backend is ``aot_eager``, which traces forward and backward but generates no code: that is Inductor's part.
     """
     if case.gradients and torch_private.MISCOMPILES_FUNCTIONS:
         yield Finding("", skipped=f"torch {torch.__version__} loses gradients, so compiled calls are the original's")
@@ -127,7 +127,7 @@ def compiled(case: Case) -> Iterator[Finding]:
     example = case.example()
     finding = case.compare(where, example, function=function)
     if not finding.fault and not finding.skipped:
-        # In a program nobody counts who computes; the guard compares the same things outside of one.
+        # A compiled program does not count who computes. The guard compares the same things outside of it.
         with given_back() as reasons:
             case.kernel_on(example, case.guarded_in_scope)
         finding = finding._replace(skipped=by_the_original(reasons))
@@ -137,7 +137,7 @@ def compiled(case: Case) -> Iterator[Finding]:
 
 
 def checkpointed(case: Case) -> Iterator[Finding]:
-    """Under activation checkpointing gradients are right."""
+    """Gradients are right under activation checkpointing."""
     if not case.gradients:
         yield Finding("", skipped="it says that it has no gradient")
         return
@@ -149,7 +149,7 @@ def checkpointed(case: Case) -> Iterator[Finding]:
 
 
 def written_into(case: Case) -> Iterator[Finding]:
-    """What it gives may be written into by whoever called it, as what the original gives."""
+    """A caller may write into the kernel's result, as into the original's."""
 
     def written(result: Any) -> Any:
         return tree_map(
@@ -163,13 +163,13 @@ def written_into(case: Case) -> Iterator[Finding]:
 
 
 def autocast(case: Case) -> Iterator[Finding]:
-    """Under autocast it gives the original's dtype, and is as near."""
+    """Under autocast, the result has the original's dtype and is as exact."""
     half = torch.bfloat16
     inside = within(lambda: torch.autocast(case.device.type, half))
     how: dict[str, Any] = {"function": case.guarded, "around": inside}
     for mix in case.proposal.mixes:
         example = case.example(mix)
-        # Where autocast leaves the original as it is, nothing coarser takes part, and the kernel has no excuse.
+        # If autocast does not change the original, no coarser dtype takes part, and the kernel gets no wider tolerance.
         coarsest = half if _differs(case, inside, example) else None
         yield case.compare(f"{mix}", example, coarsest=coarsest, **how)
     for size in case.edge_sizes[1:]:
@@ -178,14 +178,14 @@ def autocast(case: Case) -> Iterator[Finding]:
 
 
 def _differs(case: Case, around: Around, example: Example) -> bool:
-    """Whether the original with *around* around it does not give what it does without, bit for bit."""
+    """Whether *around* changes the original's results, bit for bit."""
     inside = attempt(lambda: case.kernel_on(example, case.original, around))
-    outside = attempt(lambda: case.original_on(example))  # some mixes of dtypes only autocast brings together
+    outside = attempt(lambda: case.original_on(example))  # some mixes of dtypes run only under autocast
     return isinstance(inside, Raised) or isinstance(outside, Raised) or bool(inside.difference(outside))
 
 
 def casts(case: Case) -> Iterator[Finding]:
-    """A fused module that is cast to another dtype afterwards is what the original cast so is."""
+    """A fused module that is later cast to another dtype computes what the original does after the same cast."""
     if case.subject.module is None:
         yield Finding("", skipped="the kernel replaces a function, which is not cast")
         return
@@ -250,7 +250,7 @@ def _method(module: nn.Module, case: Case) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def spoilt(module: nn.Module) -> Iterator[None]:
-    """*module* with NaN for weights: whoever still reads them is seen to."""
+    """Inside, the weights of *module* are NaN, so that it shows if something still reads them."""
     tensors = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point() and not t.is_meta]
     kept = [t.detach().clone() for t in tensors]
     with torch.no_grad():
@@ -265,7 +265,7 @@ def spoilt(module: nn.Module) -> Iterator[None]:
 
 
 def of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
-    """*function* behind a code object of its own, as Dynamo counts compilations by code object."""
+    """*function* behind a code object of its own, because Dynamo counts compilations by code object."""
 
     def outer(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Which kernel a user means."""
+"""Finds the kernel that a user means."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fuseplug.kernel_manager import KernelManager
 
 @dataclass(frozen=True)
 class Named:
-    """A kernel, and who it comes from.
+    """A kernel, and the distribution that it comes from.
 
     Attributes:
-        kernel: The class or an instance.
-        distribution: Its distribution; ``None`` if it is not installed as a kernel.
-        version: The version of that.
+        kernel: The kernel's class, or an instance.
+        distribution: The distribution; ``None`` if the kernel is not installed as one.
+        version: The version of the distribution.
     """
 
     kernel: Any
@@ -35,16 +35,16 @@ def named(name: str) -> Named:
     """The kernel that *name* stands for.
 
     Args:
-        name: The id of an installed kernel, ``distribution:id`` where two have the id, or ``package.module:Class``.
+        name: The id of an installed kernel, ``distribution:id`` if two have the id, or ``package.module:Class``.
 
     Raises:
-        DiscoveryError: If there is none, or it cannot be used.
+        DiscoveryError: If there is no such kernel, or it cannot be used.
     """
     records = KernelManager().kernels()
     if ":" in name:
         if not any(record.name == name for record in records):
             return _imported(name)
-        # Chosen so, it has its id to itself.
+        # A kernel that is chosen by this name has its id to itself.
         records = KernelManager({**os.environ, KERNELS_VARIABLE: name}).kernels()
     record = next((record for record in records if name in (record.kernel_id, record.name)), None)
     if record is None:

@@ -20,11 +20,11 @@ from .subjects import Case
 from .wrappers import within
 
 _MANY = 1 << 12
-"""Elements of which a small bias is told from roundings to a half precision."""
+"""Elements from which on a small bias can be told from roundings to half precision."""
 
 
 def numbers(case: Case) -> Iterator[Finding]:
-    """Every mix of dtypes, and the other training flag; and the kernel is really called."""
+    """Numbers are right in every mix of dtypes and with the other training flag, and the kernel is really called."""
     module = case.subject.module
     for mix in case.proposal.mixes:
         before = case.compute.calls
@@ -41,7 +41,10 @@ def numbers(case: Case) -> Iterator[Finding]:
 
 
 def sizes(case: Case) -> Iterator[Finding]:
-    """At each size that the kernel names, and on the first specimen of a variant far beyond them, odd sizes too."""
+    """Numbers are right at each size that the kernel names.
+
+    On the first specimen of a variant, they are also right far beyond these sizes, and at odd sizes.
+    """
     for size in case.sizes:
         yield from _at(case, [case.example(size=size, number=number) for number in range(2)])
     if not case.first_of_variant or case.examined.depth == "quick":
@@ -54,7 +57,7 @@ def sizes(case: Case) -> Iterator[Finding]:
 
 
 def _at(case: Case, examples: list[Example], times: float = 1.0) -> Iterator[Finding]:
-    # Judged when both are done, so that nothing stale passes.
+    # Both run before either is judged, so that no stale result passes.
     where = f"{examples[0].args[0].numel()} elements"
     found = attempt(lambda: [case.kernel_on(example) for example in examples])
     if isinstance(found, Raised):
@@ -66,7 +69,7 @@ def _at(case: Case, examples: list[Example], times: float = 1.0) -> Iterator[Fin
 
 
 def _odd(case: Case, example: Example) -> Example:
-    """The example with an odd number along its longest dimension but the last; as it is if it cannot be cut so."""
+    """*example*, cut to an odd size along its longest dimension but the last; unchanged if that is not possible."""
     longest = max(example.args[0].shape[:-1], default=0)
     for what, dim, new, ways in cut(example):
         if " odd " in what and example.args[0].shape[dim] == longest:
@@ -75,27 +78,27 @@ def _odd(case: Case, example: Example) -> Example:
 
 
 def shapes(case: Case) -> Iterator[Finding]:
-    """None, one and an odd number of everything but features."""
+    """Numbers are right for zero, one and an odd number of everything but features."""
     for size in case.edge_sizes:
         example = case.example(size=size)
         for what, dim, new, ways in cut(example):
             way = next((way for way in ways if _runs(case, way, dim, new)), None)
             where = f"{what}, {_shape(example)}"
             if way is None:
-                yield Finding(where, skipped="the original cannot do it, or it is another dimension of its result")
+                yield Finding(where, skipped="the original raises here, or this dimension is elsewhere in its result")
             else:
                 yield case.compare(where, way)
 
 
 def layouts(case: Case) -> Iterator[Finding]:
-    """Arguments that lie in memory in any way, with NaN between their elements."""
+    """Numbers are right for arguments in any memory layout, with NaN between their elements."""
     for size in case.edge_sizes:
         for name, layout in MEMORY_LAYOUTS.items():
             yield case.compare(f"{name}, {size} elements", case.example(size=size), arguments=layout)
 
 
 def gradients(case: Case) -> Iterator[Finding]:
-    """Gradients from above that lie in memory in any way, and only those below that are wanted."""
+    """Gradients are right for any memory layout of the gradient from above, and if only one gradient is wanted."""
     if not case.gradients:
         yield Finding("", skipped="it says that it has no gradient")
         return
@@ -110,10 +113,10 @@ def gradients(case: Case) -> Iterator[Finding]:
 
 
 def no_grad(case: Case) -> Iterator[Finding]:
-    """The same bits under ``no_grad`` and ``inference_mode``, and nothing recorded."""
+    """Under ``no_grad`` and ``inference_mode``, results have the same bits, and nothing is recorded."""
     for size in case.repeated_sizes:
         example = case.example(size=size)
-        # What the model goes on to do with a lazy result may be computed in another way when gradients are recorded.
+        # The kernel may compute the model's next steps on a lazy result in another way when gradients are recorded.
         alone = replace(example, after=None)
         with_gradients = _outputs(case.kernel_on(alone))
         for context in (torch.no_grad, torch.inference_mode):
@@ -131,7 +134,7 @@ def no_grad(case: Case) -> Iterator[Finding]:
 
 
 def special_values(case: Case) -> Iterator[Finding]:
-    """A NaN or an infinity goes where the original sends it and nowhere else; zeros are no trouble."""
+    """A NaN or infinity shows up in the result where it does in the original's, and nowhere else; zeros work."""
     for size in case.edge_sizes:
         example = case.example(size=size)
         yield case.compare(f"zeros, {size} elements", zeroed(example))
@@ -142,7 +145,7 @@ def special_values(case: Case) -> Iterator[Finding]:
 
 
 def _where_it_goes(case: Case, where: str, example: Example) -> Iterator[Finding]:
-    # In gradients formulas of the same function may meet inf - inf in different places.
+    # Values only: in gradients, two formulas of one function may meet inf - inf in different places.
     example, recorded = case.values_only(example)
     finding = case.compare(where, example, gradients=recorded)
     yield finding
@@ -157,7 +160,7 @@ def _where_it_goes(case: Case, where: str, example: Example) -> Iterator[Finding
 def _runs(case: Case, example: Example, dim: int, new: int) -> bool:
     outcome = attempt(lambda: case.original_on(example))
     if isinstance(outcome, Raised):
-        outcome.by_the_original("")  # or it is the kit's
+        outcome.by_the_original("")  # raises if the error is the kit's
         return False
     outputs = _outputs(outcome)
     rank = example.args[0].dim()

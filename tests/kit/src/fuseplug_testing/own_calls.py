@@ -1,6 +1,6 @@
-"""Is a specimen, called as it is meant to be called, computed by the kernel, and right?
+"""Does the kernel compute a specimen that is called as it is meant to be called, and is the result right?
 
-The other checks run a target by itself. What a model does around it shows only here: whether the calls are those of the
+The other checks run a target by itself. What a model does around it shows only here: whether the calls are in the
 scope, and whether a lazy result is followed through what this model does with it.
 """
 
@@ -31,7 +31,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def own_calls(specimen: Specimen) -> Iterator[Finding]:
-    """The kernel computes the specimen's own call, and right: in all dtypes, copied, compiled, checkpointed."""
+    """The kernel computes the specimen's own call, and does it right: in all dtypes, copied, compiled, checkpointed."""
     scopes = [(place, proposal.scope) for place, answer in specimen.answers for proposal in answer.proposals]
     own = [scope for place, scope in scopes if scope is not None and "" in place.paths]
     inputs = inputs_of(specimen)
@@ -76,7 +76,7 @@ def _outside(module: nn.Module, scope: Scope, inputs: Inputs) -> str:
 
 
 def _computed(name: str, calls: Calls) -> Finding:
-    """Who computed a target during the call."""
+    """The finding on who computed a target during the call."""
     where = f"{name}: {calls.paths[0] or 'the specimen'}.{calls.target}"
     if calls.original or not calls.fused:
         return Finding(where, fault=f"the kernel does not compute it: {calls}")
@@ -86,7 +86,7 @@ def _computed(name: str, calls: Calls) -> Finding:
 
 
 def _situations(specimen: Specimen, whole: Whole) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What else the call is made in, by name, and how it is run then."""
+    """The other circumstances of the call, each with its name and the arguments for `_compared`."""
     flag = not specimen.module.training
     yield "in training" if flag else "in evaluation", {"training": flag}
     for dtype in _DTYPES:
@@ -131,7 +131,7 @@ def _ways(specimen: Specimen, whole: Whole) -> dict[str, Prepare]:
 def _compared(
     specimen: Specimen, whole: Whole, where: str, *, coarsest: torch.dtype | None = None, **how: Any
 ) -> Finding:
-    """Hold the fused specimen to the unfused one, and both to the unfused one in float64."""
+    """Compare the fused specimen with the unfused one, and both with the unfused one in float64."""
     expected = attempt(lambda: whole.run(**how))
     if isinstance(expected, Raised):
         return expected.by_the_original(where)
@@ -145,13 +145,13 @@ def _compared(
 
 
 def _coarsest(module: nn.Module) -> torch.dtype:
-    """The dtype of *module* with the largest roundings: a loss in float32 is made of logits in that."""
+    """The dtype of *module* with the largest roundings: a loss in float32 is made of logits in this dtype."""
     dtypes = {each.dtype for each in module.parameters() if each.is_floating_point()} or {torch.float32}
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _tolerance(specimen: Specimen, coarsest: torch.dtype) -> Tolerance:
-    """What is allowed to the least exact of its targets, for errors of all of them meet in one result."""
+    """The tolerance of the least exact target of *specimen*, because the errors of all targets meet in one result."""
     stated = [Tolerance.of(case.semantics.candidate) for case in specimen.cases]
     return Tolerance(
         max(each.roundings for each in stated), max(each.working_roundings for each in stated), False, coarsest

@@ -1,6 +1,6 @@
 """The pytest plugin: ``pytest --fuseplug-kernel ID`` makes one test of each check of a kernel.
 
-Every pytest of the environment imports this module, so it imports nothing but pytest until the option is given.
+Every run of pytest in the environment imports this module, so it imports only pytest until the option is given.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Without paths on the command line, leave out the tests that happen to lie around."""
+    """Without paths on the command line, leave out all other tests."""
     config = session.config
     if config.getoption("fuseplug_kernel") and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = []
@@ -50,7 +50,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add the checks of the kernels asked for."""
+    """Add the checks of the kernels that the option names."""
     for name in config.getoption("fuseplug_kernel"):
         kernel = KernelUnderTest.from_parent(session, name=name, nodeid=f"fuseplug:{name}")
         checks: list[pytest.Item | pytest.Collector] = list(kernel.collect())
@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
-    """Say what is about to be run, as it may take minutes."""
+    """Say what is about to run, because it may take minutes."""
     kernels: dict[str, list[PlannedCheck]] = {}
     for item in items:
         if isinstance(item, CheckItem):
@@ -80,7 +80,7 @@ class KernelUnderTest(pytest.Collector):
     """One kernel; its checks are the items."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """Make one item of each check and specimen."""
+        """Make one item for each check and specimen."""
         from .kit import steps
 
         for step in steps(self._examined()):
@@ -110,7 +110,7 @@ class CheckItem(pytest.Item):
         self.step = step
 
     def runtest(self) -> None:
-        """Fail with every fault; skip if nothing could be asked."""
+        """Fail with every fault; skip if no question could be put."""
         from .results import Conformance, ConformanceError
 
         findings = self.step.run()
@@ -123,7 +123,7 @@ class CheckItem(pytest.Item):
             pytest.skip(reasons)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Faults speak for themselves; a traceback would show the kit."""
+        """Show faults without a traceback, which would show only the kit."""
         from .results import ConformanceError
 
         if isinstance(excinfo.value, ConformanceError):
@@ -131,5 +131,5 @@ class CheckItem(pytest.Item):
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Where it is, for pytest: the kernel, and no line."""
+        """The item's location for pytest: the kernel, without a line."""
         return Path(self.step.examined.name), None, self.name

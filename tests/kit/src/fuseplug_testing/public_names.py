@@ -1,7 +1,7 @@
-"""What is public of Fuseplug's distributions, and what of them a package uses that is not. Importing this does nothing.
+"""The public names of Fuseplug, and the private names that a package uses. Importing this module does nothing.
 
 A name is public if it is in the ``__all__`` of one of `MODULES`. ``docs/compatibility.md`` lists the same names, and a
-test compares.
+test compares the two.
 """
 
 from __future__ import annotations
@@ -75,25 +75,25 @@ MODULES = (
     "fuseplug_tools.integrations.kernelize",
     "fuseplug_tools.integrations.transformers",
 )
-"""The modules that have public names. What begins otherwise is not Fuseplug's, or is private."""
+"""The modules that have public names. Every other module is private, or is not Fuseplug's."""
 
 OURS = frozenset(module.partition(".")[0] for module in MODULES)
-"""The packages of this project. They are released together, and may use what is private of each other."""
+"""The packages of this project. They are released together, and may use each other's private names."""
 
 _NAMESPACES = frozenset({"fuseplug_tools.integrations"})
-"""Private themselves, and on the way to modules that are public."""
+"""Packages that are private, but contain public modules."""
 
 
 _EVERY_KERNEL = "fuseplug.interface"
-"""Has, besides its ``__all__``, the class of every installed kernel, whoever's it is."""
+"""Has, besides its ``__all__``, the class of every installed kernel, of any distribution."""
 
 
 class Private(NamedTuple):
     """A private name of Fuseplug that a module uses.
 
     Attributes:
-        line: Where.
-        module: The module that it is taken from.
+        line: The line of the use.
+        module: The module that the name is taken from.
         name: The name; ``""`` if the module itself is imported.
     """
 
@@ -102,7 +102,7 @@ class Private(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        """What it is, and what to import instead."""
+        """The name, and what to import instead."""
         homes = [module for module in MODULES if self.name and self.name in names(module)]
         remedy = f"import {self.name} from {homes[0]}" if homes else "docs/compatibility.md lists what is public"
         what = f"{self.name} of {self.module}" if self.name else self.module
@@ -111,7 +111,7 @@ class Private(NamedTuple):
 
 @functools.cache
 def names(module: str) -> frozenset[str]:
-    """The public names of *module*, which is not imported for this; none if it is not installed, or not public."""
+    """The public names of *module*, read without an import; none if it is not installed, or not public."""
     try:
         spec = importlib.util.find_spec(module) if module in MODULES else None
     except ModuleNotFoundError:  # its distribution is not here
@@ -135,9 +135,9 @@ def private_names(source: str) -> list[Private]:
 
 
 def used_by(module: str) -> Iterator[str]:
-    """Say what is private of Fuseplug and used by the package that has *module*: file, line, and what to do.
+    """Say which private names of Fuseplug the package of *module* uses: file, line, and what to do.
 
-    Modules that are in no package, and packages of this project, may use what they like.
+    Modules that are in no package, and packages of this project, may use any name.
     """
     parts = module.split(".")
     if parts[0] in OURS:
@@ -161,7 +161,7 @@ class _Visitor(ast.NodeVisitor):
     def __init__(self, tree: ast.Module) -> None:
         self.found: list[Private] = []
         self._modules: dict[str, str] = {}
-        """What each name means that an import has bound to a module of ours."""
+        """The module of ours that an import has bound each name to."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 self._import(node)

@@ -1,7 +1,7 @@
-"""Does an adapter read of the module what it says it reads, no less and no more, but for the children that it calls?
+"""Does an adapter read from the module what it declares, no less and no more, except for the children that it calls?
 
-What it reads is noted while its bound reference runs; what it reads in ways that cannot be noted, ``vars(module)`` say,
-shows when it is changed: then the result is another one.
+Reads are noted while the adapter's bound reference runs. Reads that cannot be noted, such as through ``vars(module)``,
+show when the value is changed: then the result differs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .results import Finding
 from .subjects import Case
 
 _OF_EVERY_MODULE = frozenset((*dir(nn.Module), *vars(nn.Module()))) - {"_parameters", "_buffers", "_modules"}
-"""What all modules have: hooks, the training flag, methods. Fuseplug sees to these itself."""
+"""The attributes of every module: hooks, the training flag, methods. Fuseplug itself takes care of these."""
 
 
 def reads(case: Case) -> Iterator[Finding]:
-    """All that the adapter reads is in its `reads`, but for children that it calls; and all in there is read."""
+    """The adapter's `reads` names everything that it reads, except children that it calls, and nothing else."""
     declared = getattr(case.semantics.adapter, "reads", ())
     if not (isinstance(declared, tuple) and all(isinstance(name, str) for name in declared)):
         yield Finding("reads", fault=f"must be a tuple of dotted names below the module, not {declared!r:.100}")
@@ -60,7 +60,7 @@ def _within(name: str, other: str) -> bool:
 
 
 def _noted(case: Case) -> Notes:
-    """What is read, of all that is run here."""
+    """Note the reads in every mix, with both training flags, with and without gradients."""
     notes = Notes(getattr(case.subject.original, "__code__", None))
     for mix in case.proposal.mixes:
         for training in (None, not case.subject.module.training):  # type: ignore[union-attr]
@@ -73,20 +73,20 @@ def _noted(case: Case) -> Notes:
                 def noted(mix: Any = mix, training: bool | None = training, gradients: bool = gradients) -> Outcome:
                     return case.subject.run(noting, case.example(mix), training=training, gradients=gradients)
 
-                attempt(noted)  # where it raises, another check says so
+                attempt(noted)  # if it raises, another check says so
     return notes
 
 
 class Notes:
-    """What is read of a module and of those below it, by dotted names.
+    """The reads from a module and the modules below it, by dotted names.
 
     Args:
-        original: The code of the original: what it reads when it is called after all is not the adapter's doing.
+        original: The code of the original. If the original is called after all, its reads are not the adapter's.
 
     Attributes:
         falls_back: Whether the original was called.
         called: The children that were called, whose names need not be declared.
-        methods: What was found on classes, which may be declared and need not be.
+        methods: The names that were found on classes, which may be declared but need not be.
     """
 
     def __init__(self, original: Any) -> None:
@@ -97,12 +97,12 @@ class Notes:
         self._leaves: set[str] = set()
 
     def read(self) -> set[str]:
-        """The names: of a child of which only something below was read, that alone."""
+        """The names that were read; a child is left out if something below it was read."""
         return {name for name in self._leaves if not any(each.startswith(f"{name}.") for each in self._leaves)}
 
     @contextlib.contextmanager
     def of(self, module: nn.Module) -> Iterator[None]:  # noqa: C901 - what is put on must come off in one place
-        """Note what is read of *module* in this thread, except by the forwards of its children."""
+        """Note the reads from *module* in this thread, except those by the forwards of its children."""
         paths = {id(part): path for path, part in module.named_modules()}
         here = threading.get_ident()
         calls: list[nn.Module] = []
@@ -162,7 +162,7 @@ class Notes:
 
 
 class _Noting(dict[str, Any]):
-    """A registry of a module that tells which of its entries are taken."""
+    """A registry of a module that notes which of its entries are read."""
 
     def __init__(self, held: dict[str, Any], note: Callable[[str, Any], None]) -> None:
         super().__init__(held)
@@ -191,7 +191,7 @@ class _Noting(dict[str, Any]):
 
 
 def _changeable(case: Case) -> list[str]:
-    """Numbers and floating-point tensors of a twin, by dotted names, those of its children too."""
+    """The dotted names of the numbers and floating-point tensors of a twin and its children."""
     found: list[str] = []
 
     def listing(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -209,7 +209,7 @@ def _changeable(case: Case) -> list[str]:
 
 
 def _other(value: Any) -> Any:
-    """Something that shows wherever *value* is used; ``None`` if there is no such thing."""
+    """A replacement that shows wherever *value* is used; ``None`` if there is none."""
     if isinstance(value, Tensor):
         return torch.full_like(value, math.nan) if value.is_floating_point() and not value.is_meta else None
     if isinstance(value, bool):
@@ -220,9 +220,9 @@ def _other(value: Any) -> Any:
 
 
 def _matters(case: Case, name: str) -> bool:
-    """Whether the bound reference gives another result, or raises, once *name* is something else.
+    """Whether the bound reference gives another result, or raises, once *name* has another value.
 
-    Children that are called read what they like: of these only what is read without a call counts.
+    Children may read anything while they are called; only reads outside of their calls count.
     """
     path, _, attribute = name.rpartition(".")
 
@@ -236,7 +236,7 @@ def _matters(case: Case, name: str) -> bool:
 
     usual = case.subject.run(case.reference, case.example(), gradients=False)
     other = attempt(lambda: case.subject.run(changed, case.example(), gradients=False))
-    # A number that makes it raise is one that it reads.
+    # If changing a number makes the reference raise, the reference reads it.
     return isinstance(other, Raised) or bool(_outputs(other).difference(_outputs(usual)))
 
 
@@ -247,7 +247,7 @@ def _outputs(outcome: Outcome) -> Outcome:
 
 @contextlib.contextmanager
 def _as_usual_when_called(module: nn.Module, store: dict[str, Any], name: str, value: Any) -> Iterator[None]:
-    """Within the forward of a module below *module*, *name* in *store* has its own *value*."""
+    """Inside, modules below *module* find the usual *value* of *name* in *store* while they are called."""
     usual, below = nn.Module.__call__, {id(part) for part in module.modules()} - {id(module)}
 
     def calling(part: nn.Module, *args: Any, **kwargs: Any) -> Any:

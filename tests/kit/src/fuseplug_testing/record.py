@@ -1,4 +1,4 @@
-"""What a run of the kit came to, as data: the result that a catalogue of kernels can show."""
+"""The outcome of a run of the kit as data, which a catalogue of kernels can show."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .results import Conformance, Fault
 from .subjects import Depth, Examined
 
 SCHEMA = 1
-"""Of `Record.to_dict`; a number more whenever a field changes its meaning, or is left out."""
+"""The version of `Record.to_dict`, one more whenever a field changes its meaning or is removed."""
 
 Verdict = Literal["passed", "failed", "partial", "unchecked"]
 
@@ -33,16 +33,17 @@ _IF_USED = {"transformers": "transformers", "triton": "triton", "torch_npu": "to
 
 @dataclass
 class Row:
-    """What came of one check.
+    """The outcome of one check.
 
     Attributes:
-        check: Its name.
-        passed: On how many specimens nothing is wrong and something was asked; 1 for a check of the kernel as such.
-        failed: On how many it found faults.
-        skipped: On how many nothing could be asked.
+        check: The name of the check.
+        passed: The number of specimens on which something was asked and nothing is wrong; 1 for a check of the kernel
+            as such.
+        failed: The number of specimens with faults.
+        skipped: The number of specimens on which nothing could be asked.
         right: How many questions were answered right.
-        faults: What is wrong.
-        reasons: Why questions could not be put, each with their number.
+        faults: The faults.
+        reasons: Why questions could not be put, each reason with their number.
     """
 
     check: str
@@ -64,7 +65,7 @@ class Row:
         self.reasons.update(skip.why for skip in found.skipped)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """The row as plain data."""
         return {
             "name": self.check,
             "passed": self.passed,
@@ -77,23 +78,23 @@ class Row:
 
 
 class Record:
-    """A kernel, what is to be asked about it, and what came of it.
+    """A kernel, the steps of its examination, and their outcome.
 
     Args:
         named: The kernel.
         device: As for `fuseplug_testing.check_kernel`.
-        depth: How much is asked.
-        only: The names of the checks that are wanted; ``None``: all.
+        depth: The depth of the checks.
+        only: The names of the checks to run; ``None`` for all.
 
     Attributes:
-        named: The kernel, and who it comes from.
+        named: The kernel, and the distribution that it comes from.
         examined: The kernel under examination.
-        steps: What is asked.
-        rows: What came of it so far, by check.
-        seconds: How long that took.
+        steps: The steps to run.
+        rows: The outcome so far, by check.
+        seconds: How long the steps have taken.
 
     Raises:
-        PlanError: As `check_kernel`.
+        PlanError: As for `check_kernel`.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Record:
         self.seconds = 0.0
 
     def run(self, told: Callable[[int, PlannedCheck], None] = lambda *_: None) -> None:
-        """Carry out every step; *told* is called before each with its number and the step."""
+        """Run every step, and call *told* before each with its number and the step."""
         start = time.perf_counter()
         for number, step in enumerate(self.steps):
             told(number, step)
@@ -124,10 +125,10 @@ class Record:
 
     @property
     def verdict(self) -> Verdict:
-        """What the run came to.
+        """The verdict on the kernel.
 
-        ``"failed"`` if there are faults; ``"unchecked"`` if the kernel was to be run, and nothing that runs it could be
-        asked; ``"partial"`` if only some checks were wanted; else ``"passed"``.
+        ``"failed"`` if there are faults; ``"unchecked"`` if some checks were to run the kernel, and none of them could;
+        ``"partial"`` if only some checks were wanted; else ``"passed"``.
         """
         if self.faults:
             return "failed"
@@ -138,7 +139,7 @@ class Record:
 
     @property
     def why_unchecked(self) -> str:
-        """Why nothing that runs the kernel could be asked, where that is the verdict."""
+        """Why no check that runs the kernel could do so, if the verdict is ``"unchecked"``; else ``""``."""
         if self.verdict != "unchecked":
             return ""
         reasons = (why for step in self.steps if step.check.runs for why in self.rows[step.check.name].reasons)
@@ -152,7 +153,7 @@ class Record:
         return {"type": place.type, "name": _name_of(place), "emulated_by": _emulator(self.examined)}
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data: what ``fuseplug check --json`` prints."""
+        """The record as plain data, which ``fuseplug check --json`` prints."""
         kernel, cls = self.examined.kernel, type(self.examined.kernel)
         declared = self.named.kernel if isinstance(self.named.kernel, type) else cls
         return {
@@ -195,7 +196,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _name_of(device: torch.device) -> str | None:
-    """What the maker calls *device*, as far as torch knows."""
+    """The maker's name for *device*, as far as it is known."""
     if device.type == "cpu":
         return processor()
     name = getattr(torch.get_device_module(device.type), "get_device_name", None)
@@ -203,7 +204,7 @@ def _name_of(device: torch.device) -> str | None:
 
 
 def _emulator(examined: Examined) -> str | None:
-    """What stands in for the device: a result on that is none of the device."""
+    """What stands in for the device, if anything does: a result on a stand-in is not a result on the device."""
     loading = sys.modules.get("fuseplug_host_npu.loading")
     if examined.device_type == "npu" and loading is not None and loading.is_loaded():
         return "fuseplug-host-npu"

@@ -1,4 +1,4 @@
-"""What the kit found: faults by the name of the check, what could not be checked and why, and how much was."""
+"""The results of the kit: faults by check, what could not be checked and why, and how much was checked."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fuseplug.errors import FuseplugError
 
 
 class Finding(NamedTuple):
-    """What one question of a check came to: right, unless there is a fault or it was skipped.
+    """The outcome of one question of a check: right, unless there is a fault or the question was skipped.
 
     Attributes:
-        where: The variant, dtypes, edge, … that were asked about.
+        where: The variant, dtypes, edge, … that the question is about.
         fault: What was found instead of what was expected.
         skipped: Why the question could not be put.
     """
@@ -29,7 +29,7 @@ class Fault:
 
     Attributes:
         check: The name of the check that found it.
-        where: The specimen, and there the variant, dtypes, edge, …
+        where: The specimen, and in it the variant, dtypes, edge, …
         what: What was found, and what was expected.
     """
 
@@ -60,14 +60,14 @@ class Skip(NamedTuple):
 
 @dataclass
 class Conformance:
-    """The outcome for one kernel; as text it is readable.
+    """The outcome for one kernel; ``str`` of it is readable.
 
     Attributes:
-        kernel_id: Which kernel.
+        kernel_id: The id of the kernel.
         device: Where its numbers were checked; ``None`` if they were not.
-        passed: By check, how many questions came out right.
+        passed: How many questions were answered right, by check.
         skipped: What could not be checked.
-        faults: What is wrong.
+        faults: The faults.
     """
 
     kernel_id: str

@@ -1,4 +1,4 @@
-"""Checks of what comes back besides numbers: its type, its device, how it lies in memory, what it comes in."""
+"""Checks of everything but the numbers in results: types, devices, memory layouts and containers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SWAPPED = "second and third dimension swapped"
 
 
 def _swapped(tensor: Tensor) -> Tensor:
-    """As ``view(...).transpose(1, 2)`` leaves heads: what is normalised or rotated in them lies so."""
+    """*tensor* in the layout of heads after ``view(...).transpose(1, 2)``, which are then normalised or rotated."""
     return tensor.transpose(1, 2).contiguous().transpose(1, 2) if tensor.dim() > 3 else _second_last(tensor)
 
 
@@ -45,9 +45,9 @@ HANDED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def returned(case: Case) -> Iterator[Finding]:
-    """Results have the type and the device of the original's, and come in the same containers.
+    """Results have the types and devices of the original's results, and come in the same containers.
 
-    For contiguous inputs they have the strides of the original's: a caller may ``view`` them.
+    For contiguous inputs, they also have the strides of the original's results, because a caller may ``view`` them.
     """
     given = arguments(case.example())
     contiguous = all(value.is_contiguous() for value in given if isinstance(value, Tensor))
@@ -71,7 +71,7 @@ def _compared(case: Case, where: str, *, strides: bool, **how: Any) -> Finding:
 
 
 def _result(case: Case, function: Callable[..., Any], **how: Any) -> tuple[Any, Outcome]:
-    """What *function* itself returns, of which an outcome keeps the numbers alone; and the outcome."""
+    """The result of *function* itself; and the outcome, which keeps only the numbers of that result."""
     kept = []
 
     def keep(result: Any) -> Any:
@@ -83,7 +83,7 @@ def _result(case: Case, function: Callable[..., Any], **how: Any) -> tuple[Any, 
 
 
 def _otherwise(found: Any, expected: Any, lazy: type[Any] | None) -> str:
-    """The first thing in which one result is of another kind than the other; ``""`` if there is none.
+    """The first difference in type, device or containers between two results; ``""`` if there is none.
 
     A tensor of the class *lazy* may stand for a plain one.
     """
@@ -102,7 +102,7 @@ def _otherwise(found: Any, expected: Any, lazy: type[Any] | None) -> str:
 
 
 def _containers(value: Any) -> str:
-    """The containers of a result, by name, and what is in them; the type of tensors is another question."""
+    """The containers of a result and their contents, in words; tensors of every type look the same."""
     if isinstance(value, Tensor):
         return "a Tensor"
     if type(value) in (tuple, list) or hasattr(value, "_fields"):
@@ -113,9 +113,9 @@ def _containers(value: Any) -> str:
 
 
 def default_device(case: Case) -> Iterator[Finding]:
-    """Called while the default device is another, it computes the same, where its arguments are.
+    """While another default device is set, the kernel computes the same, on the device of its arguments.
 
-    Tensors made without ``device=`` lie on the default device: ``torch.arange(n)``, for one, of an index.
+    Tensors made without ``device=`` are on the default device, such as an index made by ``torch.arange(n)``.
     """
     for size in case.edge_sizes:
         example = case.example(size=size)
@@ -130,7 +130,7 @@ def _on_meta(case: Case, where: str, example: Example, usual: Outcome, truth: Ou
     if isinstance(expected, Raised):
         return expected.by_the_original(where)
     if lost := _lost(expected, usual):
-        return Finding(where, skipped=f"the original cannot do it ({lost})")
+        return Finding(where, skipped=f"the original raises here ({lost})")
     found = attempt(lambda: case.kernel_on(example, around=around))
     if isinstance(found, Raised):
         return found.by_the_kernel(where)
@@ -138,7 +138,7 @@ def _on_meta(case: Case, where: str, example: Example, usual: Outcome, truth: Ou
 
 
 def _lost(found: Outcome, usual: Outcome) -> str:
-    """What is on another device than usual; ``""`` if nothing."""
+    """The first value that is on another device than usual, in words; ``""`` if there is none."""
     for name, value in found.values.items():
         other = usual.values.get(name)
         if value is not None and other is not None and value.device != other.device:

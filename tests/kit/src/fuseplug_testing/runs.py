@@ -1,4 +1,4 @@
-"""Checks of what a run does besides its result: to memory, to the process, the second time, in another thread."""
+"""Checks of a run besides its result: its memory, its effect on the process, repetition, threads."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from .results import Finding
 from .subjects import Case
 
 RUNS = 3
-"""How often a kernel must repeat itself."""
+"""How often a kernel must give the same result."""
 
 THREADS = 4
 
 PATIENCE = 10
-"""How often is looked whether memory is free: autograd's thread for a device lets go a moment after it answered."""
+"""How often to look whether memory is free: autograd's thread for a device frees it a moment after it has answered."""
 
 
 def memory(case: Case) -> Iterator[Finding]:
-    """It reads no memory that nobody wrote, and its result shares none with its inputs."""
+    """The kernel reads no memory before it is written, and its result shares no memory with its inputs."""
     for size in case.edge_sizes:
         where = f"every new tensor full of NaN, {size} elements"
         yield case.compare(where, case.example(size=size), surroundings=_poisoned)
@@ -46,13 +46,13 @@ def memory(case: Case) -> Iterator[Finding]:
 
 
 def references(case: Case) -> Iterator[Finding]:
-    """Once a call and its result are gone, so is their memory."""
+    """The memory of a call is freed once the call and its result are gone."""
     for size in case.repeated_sizes:
         for held in [_held(case, size) for _ in range(2)]:
             kept = _still_there(held)
             where = f"{size} elements"
             yield Finding(where, fault=f"the memory of {', '.join(kept)} is held after the call" if kept else "")
-            if kept:  # to wait for it again takes long
+            if kept:  # waiting again takes long
                 return
 
 
@@ -62,13 +62,13 @@ def _still_there(held: dict[str, Any]) -> list[str]:
             return []
         if look:
             time.sleep(0.05)
-        if look in (0, PATIENCE - 1):  # half a second in a process that has compiled something
+        if look in (0, PATIENCE - 1):  # takes half a second in a process that has compiled something
             gc.collect()
     return sorted(name for name, storage in held.items() if not storage.expired())
 
 
 def determinism(case: Case) -> Iterator[Finding]:
-    """The same bits every time, where torch is asked for that; where it is not, it is said if they are not the same."""
+    """The bits are the same every time if torch is set to be deterministic; if not, a difference is only mentioned."""
     for size in case.repeated_sizes:
         example, where = case.example(size=size), f"{RUNS} runs, {size} elements"
         for asked in (True, False):
@@ -83,7 +83,7 @@ def determinism(case: Case) -> Iterator[Finding]:
 
 
 def threads(case: Case) -> Iterator[Finding]:
-    """Several threads at once get what one gets."""
+    """Several threads at once get the same results as one thread."""
     sizes = [size for size in (*case.edge_sizes, min(case.sizes)) if not case.random(size)]
     if not sizes:
         yield Finding("", skipped="the original draws random numbers, which threads draw in no fixed order")
@@ -110,9 +110,9 @@ def _at_once(case: Case, examples: Sequence[Example]) -> list[Outcome | Raised]:
 
 
 def process_state(case: Case) -> Iterator[Finding]:
-    """Nothing that belongs to the process is otherwise afterwards: settings, random state, what names stand for."""
+    """A run changes nothing of the process: settings, random state, what names stand for."""
     with neutral(case.device.type, dtype=None, random_kept=True):
-        # As one whose random numbers are left alone: what a run puts back would not be seen.
+        # draws=False, because otherwise the run would restore the random state and hide that the kernel changed it.
         yield from _left_behind(replace(case, subject=replace(case.subject, draws=False)))
 
 
@@ -127,24 +127,24 @@ def _left_behind(case: Case) -> Iterator[Finding]:
         torch.default_generator.set_state(start)
         case.kernel_on(example)
         drawn = not torch.equal(torch.default_generator.get_state(), theirs)
-        yield Finding("", fault="it draws random numbers otherwise than the original does" if drawn else "")
-    # The original may draw from this one, as was compared.
+        yield Finding("", fault="it does not draw the same random numbers as the original" if drawn else "")
+    # The original may draw from torch's generator; the comparison is above.
     changed = [what for what in state.changed() if not what.startswith("torch's random state")]
     for what in dict.fromkeys([*changed, *case.examined.before.lastingly_changed()]) or [""]:
         yield Finding("", fault=what)
 
 
 def _draw() -> None:
-    """Move the generators on: a kernel that seeds them may have done so before, and would leave them where they are."""
+    """Move the generators on: a kernel that seeds them, and has done so before, would otherwise not change them."""
     torch.rand(())
-    random.random()  # noqa: S311 - for no secret
+    random.random()  # noqa: S311 - not for secrets
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.random()
 
 
 @contextlib.contextmanager
 def _deterministic(*, poisoned: bool = False) -> Iterator[None]:
-    """Ask torch for what is deterministic; *poisoned* has it fill new tensors with NaN, as it then does by default."""
+    """Ask torch for deterministic algorithms; if *poisoned*, it fills new tensors with NaN, as is then its default."""
     filling: Any = torch.utils.deterministic
     was = torch.are_deterministic_algorithms_enabled()
     warned, filled = torch.is_deterministic_algorithms_warn_only_enabled(), filling.fill_uninitialized_memory

@@ -1,4 +1,4 @@
-"""A run of the kit on a terminal: how far it has come, a table of its checks, the faults, the verdict."""
+"""A run of the kit on a terminal: its progress, a table of its checks, the faults, the verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .record import Record, Row
 
 _REASONS = 3
-"""So many are shown of a check; ``--json`` has all."""
+"""How many reasons are shown for a check; ``--json`` has all."""
 
 _STYLES = {"passed": "green", "failed": "red", "partial": "yellow", "unchecked": "yellow"}
 
@@ -42,7 +42,7 @@ def summary(records: Sequence[Record], console: Console) -> None:
 
 @contextlib.contextmanager
 def progress(record: Record, console: Console) -> Iterator[Callable[[int, PlannedCheck], None]]:
-    """Give what `Record.run` is to tell which step is next; on a terminal, *console* shows it."""
+    """Yield the function that `Record.run` tells which step is next; on a terminal, *console* shows the step."""
     if not console.is_terminal:
         yield lambda *_: None
         return
@@ -68,7 +68,7 @@ def _table(record: Record) -> Any:
     table.add_column("check", no_wrap=True)
     for name in ("passed", "failed", "skipped"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("questions that could not be put", ratio=1, overflow="fold")
+    table.add_column("skipped because", ratio=1, overflow="fold")
     absent = record.examined.absent
     alike = [row for row in record.rows.values() if row.skipped and set(row.reasons) == {absent}]
     for row in record.rows.values():

@@ -1,4 +1,4 @@
-"""What is checked: a kernel, the specimens it is checked on, and each target that it would replace there."""
+"""The subjects of the checks: a kernel, its specimens, and each target that the kernel would replace in them."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ from .torch_private import tree_map as mapped
 from .wrappers import Around, followed_by
 
 Depth = Literal["quick", "standard", "thorough"]
-"""How much is asked: `fuseplug_testing.kit.check_kernel` says what each leaves out."""
+"""How much is checked: `fuseplug_testing.kit.check_kernel` says what each depth leaves out."""
 
 QUICK_SPECIMENS = 3
-"""How many specimens a quick check looks at: to find out what one computes takes up to three seconds."""
+"""How many specimens ``quick`` looks at: finding out what a specimen computes takes up to three seconds."""
 
 
 class CountedCompute:
-    """A kernel's function that counts its calls: the proof that it ran."""
+    """A kernel's function that counts its calls, to prove that the kernel ran."""
 
     def __init__(self, compute: Callable[..., Any]) -> None:
         self.compute = compute
         self.calls = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Count, and compute."""
+        """Count the call, and compute it."""
         self.calls += 1
         return self.compute(*args, **kwargs)
 
@@ -65,19 +65,19 @@ class Examined:
     """A kernel under examination.
 
     Args:
-        kernel: A class or an instance.
-        specimens: Modules that it fuses; those that it declares if ``None``.
-        device: Where to run it; where it says it runs, if ``None``.
-        depth: How much is asked.
+        kernel: The kernel's class, or an instance.
+        specimens: Modules that the kernel fuses; if ``None``, the specimens that it declares.
+        device: Where to run the kernel; if ``None``, where it says that it runs.
+        depth: The depth of the checks.
 
     Attributes:
         kernel: The instance; ``None`` if the class is not a kernel, and `broken` says why.
-        device: Where its numbers can be checked; ``None`` if nowhere, and `absent` says why.
-        device_type: What its sites are said to run on.
-        specimens: What it is checked on.
-        left_out: How many specimens there are besides.
-        no_specimens: Why there are none.
-        before: The process before anything was asked or run.
+        device: Where the kernel's numbers can be checked; ``None`` if nowhere, and `absent` says why.
+        device_type: The device type that its sites name.
+        specimens: The specimens that the kernel is checked on.
+        left_out: How many more specimens there are.
+        no_specimens: Why there are no specimens.
+        before: The state of the process before anything was asked or run.
     """
 
     def __init__(
@@ -109,28 +109,28 @@ class Examined:
 
     @property
     def mode(self) -> Mode:
-        """Gradients are asked for where the kernel says it has them."""
+        """``"training"`` if the kernel says that it has gradients, else ``"inference"``."""
         return "training" if self.sound.differentiable else "inference"
 
     @functools.cached_property
     def chief(self) -> Specimen | None:
-        """The specimen that most is asked of: the first on which the kernel has anything to do."""
+        """The specimen with the most checks: the first one on which the kernel has anything to do."""
         return next((specimen for specimen in self.specimens if not _idle(specimen)), next(iter(self.specimens), None))
 
     @property
     def sound(self) -> BaseKernel:
-        """The kernel, where the caller knows that it is one."""
+        """The kernel, for callers that know that it is one."""
         if self.kernel is None:
             raise TypeError("; ".join(self.broken))
         return self.kernel
 
 
 class Specimen:
-    """One module that the kernel fuses, and what came of asking about it.
+    """One module that the kernel fuses, and the kernel's answers about it.
 
     Attributes:
-        label: Its number and class.
-        module: The module; never changed.
+        label: The number and class of the specimen.
+        module: The module, which is never changed.
     """
 
     def __init__(self, examined: Examined, number: int, module: nn.Module) -> None:
@@ -142,18 +142,18 @@ class Specimen:
 
     @functools.cached_property
     def places(self) -> list[Place]:
-        """Its modules, itself first."""
+        """The places of its modules, its own first."""
         kind = self.examined.device_type
         return walk(self.module, only=(), skip=(), device=Destination(kind, self.examined.device))
 
     def sites(self) -> Iterator[tuple[Place, Site]]:
-        """What the kernel is asked about."""
+        """The sites that the kernel is asked about, each with its place."""
         for place in self.places:
             yield place, Site(place.paths[0], place.stand_in, place.device_type, self.examined.mode, place.paths)
 
     @functools.cached_property
     def answers(self) -> list[tuple[Place, Answer]]:
-        """What the kernel says to it."""
+        """The kernel's answers about the specimen's sites, each with the place of the site."""
         said = [(place, self.examined.sound.propose(site=site)) for place, site in self.sites()]
         return [(place, answer) for place, answer in said if answer is not None]
 
@@ -200,27 +200,27 @@ class Specimen:
 
     @property
     def cases(self) -> list[Case]:
-        """Every target of it that the kernel would replace."""
+        """Every target of the specimen that the kernel would replace."""
         return self._decided[0]
 
     @property
     def why_not(self) -> list[str]:
-        """Why others are left alone."""
+        """Why other targets are left alone."""
         return self._decided[1]
 
     @property
     def declined(self) -> dict[str, str]:
-        """The variants found on it that the kernel says it does not compute, and what it says."""
+        """The variants on the specimen that the kernel declines to compute, each with the kernel's reason."""
         return self._decided[2]
 
     @property
     def all_declined(self) -> str:
-        """Why the kernel has nothing to do on it, in its own words; ``""`` if it has."""
+        """Why the kernel has nothing to do on the specimen, in the kernel's words; ``""`` if it has something to do."""
         return "" if self.cases else "; ".join(f"declined, {variant}: {why}" for variant, why in self.declined.items())
 
     @property
     def claimed(self) -> dict[str, None]:
-        """The variants it was said it might be."""
+        """The variants that the kernel's proposals name."""
         return dict.fromkeys(
             adapter.variant
             for _, answer in self.answers
@@ -230,19 +230,19 @@ class Specimen:
 
     @property
     def consents(self) -> list[str]:
-        """What the kernel asks for on it: the kit agrees to everything."""
+        """The words of consent that the kernel asks for on the specimen: the kit agrees to everything."""
         found = (proposal.consent for _, answer in self.answers for proposal in answer.proposals)
         return list(dict.fromkeys(consent.word for consent in found if consent is not None))
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One target of one specimen, with the variant it was found to be.
+    """One target of one specimen, with the variant that it was found to be.
 
     Attributes:
         examined: The kernel.
         place: The module that has the target.
-        proposal: The kernel's offer for this target, which has no path: it is that of *place*.
+        proposal: The kernel's proposal for this target. The target has no path, because *place* is its module.
         subject: The original, ready to be run.
         semantics: What the original computes.
         scope: The calls of the site during which the target is replaced; ``None``: always.
@@ -257,7 +257,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """The variant, and the target where it is not the module's forward."""
+        """The variant, the path, and the target if it is not the module's forward."""
         target = str(self.proposal.target)
         path = self.place.paths[0]
         parts = [self.semantics.adapter.variant, path and f"at {path}", "" if target == "forward" else target]
@@ -265,7 +265,7 @@ class Case:
 
     @property
     def device(self) -> torch.device:
-        """Where it is run."""
+        """Where the case is run."""
         return self.examined.device or torch.device("cpu")
 
     @property
@@ -275,7 +275,7 @@ class Case:
 
     @functools.cached_property
     def first_of_variant(self) -> bool:
-        """Whether no specimen before this one has its variant, or all are to be checked alike."""
+        """Whether no earlier case has the same variant, or all cases are to be checked alike."""
         variant = self.semantics.adapter.variant
         cases = (case for specimen in self.examined.specimens for case in specimen.cases)
         return (
@@ -285,35 +285,35 @@ class Case:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes at which numbers are checked: those above the smallest on the first specimen of a variant."""
+        """The sizes at which numbers are checked; sizes above the smallest only on the first specimen of a variant."""
         sizes = tuple(self.examined.sound.check_sizes)
         return sizes if self.first_of_variant else (min(sizes),)
 
     @property
     def beyond(self) -> int:
-        """A size far above all that the kernel names, for who names sizes had these in mind.
+        """A size far above all sizes that the kernel names, because its author had those in mind.
 
-        Eight times the largest, but at least 2²⁰ elements and at most 2²²; twice the largest if that is more. So it
-        takes a second or two, and some 500 MB for gradients in float64.
+        Eight times the largest, but at least 2²⁰ elements and at most 2²²; twice the largest if that is more. A check
+        at this size takes a second or two, and about 500 MB for gradients in float64.
         """
         largest = max(self.examined.sound.check_sizes)
         return max(2 * largest, min(8 * largest, 1 << 22), 1 << 20)
 
     @property
     def edge_sizes(self) -> tuple[int, ...]:
-        """The sizes at which edges are tried: the large one, which may cost compilations, on the first specimen."""
+        """The sizes at which edges are tried: the large one may cost compilations, so only on the first specimen."""
         return (Candidate.SMALL,) if self.examined.depth == "quick" else self.repeated_sizes
 
     @property
     def repeated_sizes(self) -> tuple[int, ...]:
-        """The sizes at which a usual call is made again: the large one costs no compilation after `sizes`."""
+        """The sizes at which a usual call is repeated: the large one costs no compilation after the check of sizes."""
         depth, chief = self.examined.depth, self.examined.chief
         large = depth == "thorough" or (chief is not None and chief.cases[:1] == [self])
         return (Candidate.SMALL, max(self.examined.sound.check_sizes)) if large else (Candidate.SMALL,)
 
     @functools.cached_property
     def compute(self) -> CountedCompute:
-        """The kernel's function."""
+        """The kernel's function, counting its calls."""
         return CountedCompute(foreign(self.examined.sound.load)())
 
     @functools.cached_property
@@ -336,7 +336,7 @@ class Case:
 
     @functools.cached_property
     def patch(self) -> Patch:
-        """The replacement as it is put on, guard included, but in force in every call: it is called by itself."""
+        """The replacement with its guard, but without its scope, because the kit calls it by itself."""
         return self._patch(None)
 
     @property
@@ -346,7 +346,7 @@ class Case:
 
     @functools.cached_property
     def guarded_in_scope(self) -> Callable[..., Any]:
-        """The function that is put on."""
+        """The function of the replacement with its guard and scope, as it is put on a module."""
         return foreign(self._patch(self.scope).function)
 
     def _patch(self, scope: Scope | None) -> Patch:
@@ -365,14 +365,14 @@ class Case:
         return patch
 
     def example(self, mix: Any = None, size: int = Candidate.SMALL, number: int = 0) -> Example:
-        """Example *number* of a mix, the first one if ``None``."""
+        """Example *number* of *mix*, or of the first mix if ``None``."""
         example = self.semantics.candidate.example_of(self.proposal.mixes[0] if mix is None else mix, size, number)
         return example if example.after is None else replace(example, after=foreign(example.after))
 
     def values_only(self, example: Example) -> tuple[Example, bool]:
         """*example* for a comparison of values alone, and whether gradients are recorded in it.
 
-        A result can be lazy only while they are recorded.
+        A result can be lazy only while gradients are recorded.
         """
         if self.proposal.lazy is None:
             return example, False
@@ -383,14 +383,14 @@ class Case:
         return replace(example, after=followed_by(example.after or _as_it_is, detached)), self.gradients
 
     def double(self, example: Example | None = None) -> nn.Module:
-        """A module like the specimen's, on its own, with the values of an example; unfused."""
+        """A separate, unfused module like the specimen's, with the values of an example."""
         example = example or self.example()
         if self.subject.module is None:
             return copy.deepcopy(self.place.module).to(self.device)
         return self.subject.twin(example).to(self.device)
 
     def fuse(self, module: nn.Module) -> None:
-        """Put the replacement on *module*, which is like the specimen's."""
+        """Put the replacement on *module*, which is like the specimen's module."""
         put_on([replace(self.patch, path="", module_ref=weakref.ref(module))])
 
     def original_on(self, example: Example, **how: Any) -> Outcome:
@@ -425,15 +425,15 @@ class Case:
         usual: Outcome | None = None,
         **how: Any,
     ) -> Finding:
-        """Hold the kernel to the original and the reference in float64, with the tolerance of the proposal.
+        """Compare the kernel with the original and with the reference in float64, by the tolerance of the proposal.
 
         Args:
             where: What the finding is about.
-            example: What to run on.
-            function: What takes the place of the original; the kernel if ``None``.
-            original: What the original is run as, if not as it is.
-            around: Put around both of them, and around what the example does with their results.
-            around_original: Whether *around* concerns the original at all.
+            example: The example to run on.
+            function: The function that takes the place of the original; the kernel if ``None``.
+            original: The function to run as the original; the original itself if ``None``.
+            around: A wrapper around both functions, including what the example does with their results.
+            around_original: Whether *around* wraps the original, too.
             surroundings: A context for the kernel's run alone.
             coarsest: As in `fuseplug_verify.Tolerance`.
             usual: As in `fuseplug_verify.Tolerance.excess`.
@@ -463,16 +463,16 @@ class Case:
         times: float = 1.0,
         usual: Outcome | None = None,
     ) -> str:
-        """Where *found* is further off than the proposal allows; ``""`` if nowhere.
+        """Where the error of *found* exceeds the tolerance of the proposal; ``""`` if nowhere.
 
         Args:
-            found: What the kernel gave.
-            expected: What the original gave.
-            truth: What the reference gives in float64.
+            found: The outcome of the kernel.
+            expected: The outcome of the original.
+            truth: The outcome of the reference in float64.
             coarsest: As in `fuseplug_verify.Tolerance`.
-            times: How many times larger the example is than any that the proposal's tolerance was stated for. What is
-                summed over all rows, the gradient of a weight, then has as many times more terms. Each partial sum is
-                rounded, and these errors add up like a random walk, with the root of their number.
+            times: How many times larger the example is than the largest for which the proposal's tolerance was stated.
+                Sums over all rows, such as the gradient of a weight, then have as many times more terms. Each partial
+                sum is rounded, and these errors add up like a random walk, with the root of their number.
             usual: As in `fuseplug_verify.Tolerance.excess`.
         """
         stated = Tolerance.of(self.semantics.candidate)
@@ -481,7 +481,7 @@ class Case:
         return tolerance.excess(found, expected, truth, usual)
 
     def random(self, size: int) -> bool:
-        """Whether the original draws random numbers for an example of *size*, or does not repeat itself."""
+        """Whether the original draws random numbers for an example of *size*, or is not reproducible."""
         outcomes = []
         for seed in (1, 2):
 
@@ -489,7 +489,7 @@ class Case:
                 torch.manual_seed(seed)
                 return self.original(*args, **kwargs)
 
-            # Whatever its code says: the generators are put back.
+            # draws=True, whatever the original's code says, so that the generators are put back.
             subject = replace(self.subject, draws=True)
             outcomes.append(subject.run(reseeded, self.example(size=size), **self._how({})))
         return bool(outcomes[0].difference(outcomes[1]))
@@ -505,7 +505,7 @@ def _as_it_is(value: Any) -> Any:
 def _put_around(
     around: Around | None, function: Callable[..., Any], example: Example
 ) -> tuple[Callable[..., Any], Example]:
-    """What to run and on what, so that *around* is around all that *example* does."""
+    """The function and example to run, so that *around* also wraps what *example* does with the result."""
     if around is None:
         return function, example
     return around(followed_by(function, example.after or _as_it_is)), replace(example, after=None)
@@ -513,7 +513,7 @@ def _put_around(
 
 @contextlib.contextmanager
 def given_back() -> Iterator[dict[str, None]]:
-    """Why guards leave calls to originals meanwhile: an original that is compared with itself shows nothing."""
+    """Collect why guards leave calls to originals: comparing an original with itself shows nothing."""
     reasons: dict[str, None] = {}
 
     def heard(_: Any, why: Callable[[], str]) -> None:
@@ -524,13 +524,13 @@ def given_back() -> Iterator[dict[str, None]]:
 
 
 def by_the_original(reasons: Iterable[str]) -> str:
-    """Why a question was not put to the kernel, if a guard had *reasons*; ``""`` if it had none."""
+    """Why the kernel did not compute, if guards had *reasons* to call the original; ``""`` if they had none."""
     said = "; ".join(reasons)
     return f"such calls are the original's: {said}" if said else ""
 
 
 def device_for(kernel: BaseKernel, wanted: torch.device | str | None) -> tuple[str, torch.device | None, str]:
-    """The type of device on which *kernel* is looked at, the device if it can run here, or else why it cannot.
+    """The device type to examine *kernel* for; the device, if the kernel can run here, or else why it cannot.
 
     Raises:
         PlanError: If *wanted* is unknown, or not one that the kernel runs on.
@@ -550,7 +550,7 @@ def device_for(kernel: BaseKernel, wanted: torch.device | str | None) -> tuple[s
 
 
 def _spread(specimens: list[Specimen], most: int) -> list[Specimen]:
-    """At most *most* of them, the first among them, evenly spread: those that are alike stand together."""
+    """At most *most* of *specimens*, evenly spread, with the first: similar specimens follow each other."""
     step = max(1.0, len(specimens) / most)
     return [specimens[int(number * step)] for number in range(min(most, len(specimens)))]
 

@@ -24,15 +24,15 @@ __all__ = [
     "tree_unflatten",
 ]
 
-# Imported above: torch.get_printoptions, which is not there beside torch.set_printoptions; and pytree, with which torch
-# itself walks through arguments and results.
+# Imported above: get_printoptions, which torch does not publish beside torch.set_printoptions; and pytree, with which
+# torch itself walks through arguments and results.
 
 len_torch_function_stack = torch._C._len_torch_function_stack
-"""How many modes see each function: ``with torch.device("meta"):`` enters one."""
+"""The number of modes that see each function: ``with torch.device("meta"):`` enters one."""
 
 DYNAMO_SETTINGS, INDUCTOR_SETTINGS = "torch._dynamo.config", "torch._inductor.config"
-"""The modules with the settings of torch's compilers, to be looked up where somebody has imported them.
-`torch.compiler.config` has few of them."""
+"""The modules with the settings of torch's compilers, to look up once something has imported them.
+`torch.compiler.config` has only a few of the settings."""
 
 MISCOMPILES_FUNCTIONS = torch.__version__.startswith("2.11.")
 """Whether this torch compiles an `autograd.Function` without its gradient, silently, if its forward returns a tensor
@@ -44,9 +44,9 @@ GLOBAL_HOOKS = (
     _nn_module._global_backward_hooks,
     _nn_module._global_backward_pre_hooks,
 )
-"""The dicts that ``torch.nn.modules.module.register_module_…_hook`` add to: those functions add, and nothing lists."""
+"""The dicts to which ``torch.nn.modules.module.register_module_…_hook`` add; torch has no function that lists them."""
 
 
 def import_dynamo() -> None:
-    """Import Dynamo, which `torch.compile` does when it is first called. It wraps `torch.manual_seed` as it comes."""
-    import torch._dynamo  # noqa: F401 - to have it imported
+    """Import Dynamo, as the first call of `torch.compile` does. Its import wraps `torch.manual_seed`."""
+    import torch._dynamo  # noqa: F401 - for the effects of the import

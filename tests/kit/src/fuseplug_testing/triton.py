@@ -1,4 +1,4 @@
-"""Triton without a GPU: what it compiles for one takes, and an interpreter that rounds as one does.
+"""Triton without a GPU: the resources that compiled programs take, and an interpreter that rounds as GPUs do.
 
 >>> from fuseplug_testing.triton import compile_only
 >>> with compile_only(90) as programs:  # doctest: +SKIP
@@ -6,7 +6,7 @@
 >>> programs[0].name, programs[0].registers, programs[0].spills  # doctest: +SKIP
 ('_forward', 40, 0)
 
-Importing this imports no triton.
+Importing this module does not import triton.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 <<
 """Bytes of shared memory that a block may have, by compute capability: CUDA C++ Programming Guide, table 27."""
 
 _THREADS = 1024
-"""The most that a block may have."""
+"""The most threads that a block may have."""
 
 _absent = itertools.count(1 << 20)
-"""Numbers for devices that are not here. Triton keeps what it compiled by device: for a new one nothing is kept yet."""
+"""Numbers of devices that are not here. Triton keeps compiled programs by device, and has none for a new number."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Program:
     """One kernel, compiled for certain constants, types and alignments of its arguments.
 
     Attributes:
-        name: That of its function.
-        registers: Of each thread.
+        name: The name of the kernel's function.
+        registers: Registers of each thread.
         spills: Bytes of each thread that did not fit into registers.
         shared: Bytes of shared memory of each block.
     """
@@ -56,19 +56,19 @@ class Program:
 
 @contextlib.contextmanager
 def compile_only(capability: int = 90) -> Iterator[list[Program]]:
-    """Have Triton compile what is launched within for an NVIDIA GPU, and compute nothing.
+    """Inside, Triton compiles the launched kernels for an NVIDIA GPU, and computes nothing.
 
-    Arguments may be tensors of the CPU. All of the host's work is done but the call of the driver, so it can be timed.
+    Arguments may be CPU tensors. The host does all of its work except the driver's call, so this work can be timed.
 
     Args:
         capability: The compute capability of the GPU, 90 for 9.0.
 
     Yields:
-        The programs that were needed within so far, each once.
+        The programs that launches have needed so far, each once.
 
     Raises:
         RuntimeError: In Triton's interpreter, which compiles nothing.
-        triton.runtime.errors.OutOfResources: Inside, where a program wants more than the GPU has.
+        triton.runtime.errors.OutOfResources: Inside, if a program needs more than the GPU has.
     """
     if interpreted():
         raise RuntimeError("TRITON_INTERPRET is set, so Triton compiles nothing: unset it before triton is imported")
@@ -85,9 +85,9 @@ def compile_only(capability: int = 90) -> Iterator[list[Program]]:
 
 @contextlib.contextmanager
 def rounding_to_nearest() -> Iterator[None]:
-    """Have Triton's interpreter round float32 to bfloat16 as GPUs do; without it there is nothing to do.
+    """Inside, Triton's interpreter rounds float32 to bfloat16 as GPUs do; without the interpreter, nothing changes.
 
-    By itself it cuts off what does not fit. In a sum over rows, such as the gradient of a weight, that adds up.
+    By itself, the interpreter truncates. In a sum over rows, such as the gradient of a weight, these errors add up.
     """
     if not interpreted() or importlib.util.find_spec("triton") is None:
         yield
@@ -141,7 +141,7 @@ def _nothing(*_: Any) -> None:
 
 
 def _resources(cubin: bytes) -> dict[str, int]:
-    """What ``cuobjdump``, which comes with Triton, says that a binary takes."""
+    """The resources that a binary takes, as ``cuobjdump`` says, which comes with Triton."""
     from triton import knobs
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""A specimen called as a whole, with the arguments that it names itself: unfused, and fused as a manager does it."""
+"""A specimen called as a whole, with the arguments that it names itself: unfused, and fused as a manager fuses it."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from .torch_private import tree_leaves, tree_map
 
 Inputs = dict[str, Any]
 Prepare = Callable[[nn.Module], Callable[..., Any]]
-"""Gives what is called in the place of a module."""
+"""Returns the function to call in the place of a module."""
 
 
 def inputs_of(specimen: Specimen) -> Inputs | None:
-    """The arguments of its own call, by name: its ``dummy_inputs``, as models of transformers have them.
+    """The arguments of the specimen's own call, by name: its ``dummy_inputs``, as models of transformers have them.
 
-    ``None`` if it does not say how it is called.
+    ``None`` if the specimen does not say how it is called.
     """
     given = getattr(specimen.module, "dummy_inputs", None)
     return dict(given) if isinstance(given, Mapping) and given else None
 
 
 def manager_of(examined: Examined) -> KernelManager:
-    """A manager of this kernel alone."""
+    """A manager with the examined kernel alone."""
     record = KernelRecord(examined.name, REGISTERED, kernel=examined.sound)
     return KernelManager({}, find=lambda *_: [record])
 
 
 def options_for(specimen: Specimen) -> dict[str, Any]:
-    """How the manager is asked: it agrees to everything, and the numbers are the kit's concern."""
+    """The options for the manager: the user agrees to everything, and the kit itself checks the numbers."""
     examined = specimen.examined
     # The device is named, because a module without parameters does not say where it is.
     options = {"mode": examined.mode, "verify": False, "device": examined.device, "allow": specimen.consents}
@@ -52,7 +52,7 @@ def options_for(specimen: Specimen) -> dict[str, Any]:
 
 
 def placed(inputs: Inputs, module: nn.Module) -> Inputs:
-    """*inputs* where *module* is and, of floating-point numbers, in its dtype; each may be asked for a gradient."""
+    """*inputs* on the device of *module*; floating-point tensors also have its dtype, and require gradients."""
     main = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(()))
 
     def place(value: Any) -> Any:
@@ -69,9 +69,9 @@ class Whole:
     """A specimen with its own call.
 
     Args:
-        specimen: What is called.
-        inputs: Its arguments.
-        method: Its method.
+        specimen: The specimen to call.
+        inputs: The arguments of the call.
+        method: The method to call.
     """
 
     def __init__(self, specimen: Specimen, inputs: Inputs, method: str = "forward") -> None:
@@ -82,7 +82,7 @@ class Whole:
 
     @functools.cached_property
     def patches(self) -> Sequence[Patch]:
-        """What the manager would put on it."""
+        """The patches that the manager would put on the specimen."""
         module = copy.deepcopy(self._specimen.module).to(self._specimen.examined.device)
         return manager_of(self._specimen.examined).plan(module, **options_for(self._specimen)).patches
 
@@ -95,14 +95,14 @@ class Whole:
         training: bool | None = None,
         prepare: Prepare | None = None,
     ) -> Outcome:
-        """One forward and backward of a copy.
+        """Run one forward and backward of a copy.
 
         Args:
-            patches: What is put on it first. `calls` then says who computed the call.
-            dtype: The dtype to which the copy is cast; ``None``: its own.
-            device: Where it runs; where the kernel runs if ``None``.
-            training: The training flag; ``None``: its own.
-            prepare: Gives what is called in its place.
+            patches: The patches to put on the copy first. `calls` then says who computed the call.
+            dtype: The dtype to which the copy is cast; ``None`` for its own.
+            device: Where the copy runs; where the kernel runs if ``None``.
+            training: The training flag; ``None`` for the copy's own.
+            prepare: Returns the function to call in the place of the copy.
         """
         examined = self._specimen.examined
         module = foreign(copy.deepcopy)(self._specimen.module)
@@ -122,7 +122,7 @@ class Whole:
         return self.method_of(module)
 
     def method_of(self, module: nn.Module) -> Callable[..., Any]:
-        """What is called of *module*."""
+        """The function of *module* that is called."""
         return foreign(module if self._method == "forward" else getattr(module, self._method))
 
 
@@ -156,7 +156,7 @@ def _gradients(outputs: Sequence[Tensor], leaves: Mapping[str, Tensor]) -> dict[
     if not (outputs and leaves):
         return {f"gradient of {name}": None for name in leaves}
     generator = torch.Generator().manual_seed(1)
-    # Eighths of integers are the same number in every dtype.
+    # Eighths of small integers are exact in every dtype.
     upstream = [
         torch.randint(1, 16, each.shape, generator=generator, device="cpu").div(8).to(each.device, each.dtype)
         for each in outputs

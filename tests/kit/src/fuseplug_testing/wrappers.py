@@ -1,4 +1,4 @@
-"""Functions around others: they hand on whatever a call is given, by position and by name."""
+"""Wrappers of functions, which pass on all positional and keyword arguments of a call."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Gives a function that does the same as another, in other circumstances."""
+"""Returns a function that does the same as another one, in other circumstances."""
 
 
 def within(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Around:
-    """Puts the entering of *context* around a function."""
+    """A wrapper that enters *context* around each call of a function."""
 
     def around(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -24,7 +24,7 @@ def within(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Aro
 
 
 def followed_by(function: Callable[..., Any], after: Callable[[Any], Any]) -> Callable[..., Any]:
-    """A function that gives what *after* makes of the result of *function*."""
+    """A function that calls *function*, and returns the result of *after* on its result."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return after(function(*args, **kwargs))

@@ -1,4 +1,4 @@
-"""What the installed kernels gain in a model on this machine: checked, timed by turns, and told as a table.
+"""Measures what the installed kernels gain in a model on this machine: checks, times by turns, and shows tables.
 
 A model is built with random weights from its config, because neither time nor rounding depends on what it has learnt.
 All contenders share these weights. `compare` is what ``fuseplug bench`` runs.

@@ -1,4 +1,4 @@
-"""Whether the fused model computes what the model computes: both are compared with the same model in a wider dtype."""
+"""Checks that fused and unfused model compute the same, by comparing both with the model in a wider dtype."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from torch import nn
 
 _TIMES, _ROUNDINGS = 2.0, 16
-"""What the fused model may be off: so many times what the unfused one is, or so many roundings, if that is more."""
+"""How far off the fused model may be: so many times as far as the unfused one, or so many roundings if that is more."""
 
 
 class Distance(NamedTuple):
-    """How far results are from the true ones, as shares of the norm of these.
+    """How far results are from the true ones, relative to the norm of the true ones.
 
     Attributes:
-        what: Which results.
-        fused: Those of the fused model.
-        unfused: Those of the unfused one.
-        allowed: What the fused ones may be.
+        what: Which results: ``"logits"`` or ``"gradients"``.
+        fused: The distance of the fused model's results.
+        unfused: The distance of the unfused model's results.
+        allowed: The largest distance that the fused model's results may have.
     """
 
     what: str
@@ -38,9 +38,9 @@ class Distance(NamedTuple):
 
 
 def distances(unfused: nn.Module, fused: nn.Module, ids: Tensor, *, gradients: bool) -> list[Distance]:
-    """Compare the logits for *ids*, and the gradients of all parameters for their loss if *gradients*.
+    """Compare the logits for *ids* and, if *gradients*, the gradients of all parameters for the loss of *ids*.
 
-    The true ones are those of *unfused* in float32, or in float64 if it is in float32, for which it is copied.
+    The true results are those of a copy of *unfused* in float32, or in float64 if *unfused* is in float32.
     """
     dtype = next(unfused.parameters()).dtype
     true = copy.deepcopy(unfused).to(torch.float64 if dtype is torch.float32 else torch.float32)
@@ -56,7 +56,7 @@ def distances(unfused: nn.Module, fused: nn.Module, ids: Tensor, *, gradients: b
 
 
 def _results(model: nn.Module, ids: Tensor, *, gradients: bool) -> list[list[Tensor]]:
-    model.eval()  # dropout would make them differ
+    model.eval()  # dropout would make the results differ
     if not gradients:
         with torch.no_grad():
             return [[model(input_ids=ids, use_cache=False).logits]]

@@ -1,4 +1,4 @@
-"""``fuseplug bench``. Importing this imports no torch."""
+"""``fuseplug bench``. Importing this module imports no torch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def bench(
 ) -> None:
     """Measure what the kernels gain in a model on this machine; exit with 1 if the fused model is wrong."""
     numbers = [_number(text) for text in _items(tokens)]
-    # What torch's profiler would say of itself; read when torch is imported.
+    # Keeps torch's profiler from logging about itself; read when torch is imported.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from .comparing import compare
     from .shown import draw, show
@@ -94,7 +94,7 @@ def bench(
 
 
 def _items(values: list[str] | None) -> list[str]:
-    """The items in all *values* of an option; a value may have several, with commas between them."""
+    """The items in all *values* of an option; a value may have several, separated by commas."""
     return [item.strip() for value in values or () for item in value.split(",") if item.strip()]
 
 

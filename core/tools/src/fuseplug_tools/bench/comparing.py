@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fuseplug.report import Report
 
 CONTENDERS = tuple(OTHERS)
-"""What eager and Fuseplug can be compared with."""
+"""The contenders that can be compared with eager and Fuseplug."""
 
 _MOST_TURNS = 1000
 
@@ -39,7 +39,7 @@ _DECODED = 8
 """Tokens that a contender decodes in its turn."""
 
 _CHECKED = 256
-"""Tokens on which results are compared, at most: the model runs in a wider dtype for that."""
+"""The most tokens on which results are compared, because the model runs in a wider dtype for that."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class ContenderRow:
 
     Attributes:
         mode: One of `MODES`.
-        tokens: How many there are; for decoding, before the token that is decoded.
-        contender: Its name.
-        ms: Median and quartiles, as `spread` gives them.
-        gain: How many times as fast as eager it is: the median of the ratios, turn by turn.
-        peak: The memory of a call at its peak, in bytes, above weights; ``None`` where nobody says.
+        tokens: How many tokens a call has; for decoding, how many come before the decoded token.
+        contender: The name of the contender.
+        ms: Median and quartiles in milliseconds, as `spread` gives them.
+        gain: How many times as fast as eager the contender is: the median of the ratios of all turns.
+        peak: The peak memory of a call in bytes, above the weights; ``None`` if unknown.
     """
 
     mode: str
@@ -65,17 +65,17 @@ class ContenderRow:
 
 @dataclass
 class Benchmark:
-    """What `compare` found.
+    """The results of `compare`.
 
     Attributes:
         model: What was measured, in words.
         report: What was fused.
-        checked: How near the results are.
+        checked: How near the results are to the true ones.
         rows: The times.
-        shares: Where they go, by mode and number of tokens.
-        ops: The times of each kernel by itself, likewise; empty if nobody asked for them.
-        once: What was paid once, in seconds, by contender.
-        machine: Where.
+        shares: Where the time goes, by mode and number of tokens.
+        ops: The times of each kernel by itself, by mode and number of tokens; empty if nobody asked for them.
+        once: The seconds that were paid once, by contender.
+        machine: The machine on which all this was measured.
     """
 
     model: str
@@ -89,7 +89,7 @@ class Benchmark:
 
     @property
     def right(self) -> bool:
-        """Whether the fused model's results are as near to the true ones as the unfused model's."""
+        """Whether all results of the fused model are as near to the true ones as they must be."""
         return all(distance.right for distance in self.checked)
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,25 +135,25 @@ def compare(
 
     Args:
         name: A short name (`fuseplug_tools.bench.models.SHORT_NAMES`), or as for ``fuseplug plan``.
-        manager: Whose kernels are applied.
+        manager: The manager whose kernels are applied.
         layers: How many layers the model is to have; ``None`` for all.
         device: Where it runs; by default on the accelerator, if there is one.
-        dtype: Of its weights: ``"bfloat16"``, ``"float16"`` or ``"float32"``. By default ``"bfloat16"``, or, on a CPU
-            that emulates it, ``"float32"``.
+        dtype: The dtype of its weights: ``"bfloat16"``, ``"float16"`` or ``"float32"``. By default
+            ``"bfloat16"``, or ``"float32"`` on a CPU that emulates bfloat16.
         tokens: How many tokens a call has; each number is measured.
-        modes: Of `MODES`; each is measured.
-        versus: Of `CONTENDERS`: what is timed besides eager and Fuseplug.
-        repeats: Turns that count at the least, two or more.
-        seconds: For so long turns go on, for each kind of work and number of tokens, a thousand at the most.
+        modes: Names from `MODES`; each is measured.
+        versus: Names from `CONTENDERS`, to be timed besides eager and Fuseplug.
+        repeats: How many turns count at least; two or more.
+        seconds: For how long turns go on, for each kind of work and number of tokens; at most a thousand turns.
         ops: Whether to time each kernel by itself, too, in the calls that this model makes.
         allow: As for ``apply_all``.
         include: As for ``apply_all``.
         trust_remote_code: Whether Python code that comes with the model may be run.
-        step: Called with what is done next, in words; with ``None`` if that shows its progress itself.
+        step: Called with the next step in words, or with ``None`` if that step shows its progress itself.
 
     Raises:
         PlanError: If an argument is wrong, or a contender cannot run here.
-        FuseplugError: What ``apply_all`` raises.
+        FuseplugError: As for ``apply_all``.
     """
     _check(dtype, tokens, modes, versus, repeats)
     device = device_here(device)
@@ -173,7 +173,7 @@ def compare(
     step("comparing results with those of a wider dtype")
     ids = tokens_for(model, min(_CHECKED, max(tokens)))
     every = sharing(model)
-    # What is too small to gain is checked as well. Each kernel was verified just now.
+    # Checks calls that are too small to gain, too. Each kernel was verified just now.
     every_size = manager.apply_all(every, mode=mode_of, allow=allow, include=include, verify=False, every_size=True)
     benchmark.checked = distances(model, every, ids, gradients=training)
     contenders = [eager_of(model), fused, *(OTHERS[other](model) for other in versus)]
@@ -220,7 +220,7 @@ def _measure(
     def told(done: int) -> None:
         step(f"{mode}, {tokens} tokens: {done} turns")
 
-    # A token is decoded right after another: by code that is in the processor's caches, and not after somebody else's.
+    # A model decodes one token right after another, so its code is in the processor's caches, not another contender's.
     samples = by_turns(
         runs,
         max(repeats, _MOST_TURNS),

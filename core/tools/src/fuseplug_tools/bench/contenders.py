@@ -30,7 +30,7 @@ class Contender:
     Attributes:
         name: What tables call it.
         model: The model, which shares its weights with the others.
-        seconds: What was paid once, before the first call.
+        seconds: The seconds that were paid once, before the first call.
     """
 
     name: str
@@ -46,14 +46,14 @@ def eager_of(model: nn.Module, name: str = EAGER) -> Contender:
 def fused_of(
     model: nn.Module, manager: KernelManager, mode: Mode, allow: Sequence[str], include: Sequence[str] | None
 ) -> tuple[Contender, Applied]:
-    """*model* with the kernels of *manager*, and what was applied."""
+    """*model* with the kernels of *manager*, and the handle on what was applied."""
     other, start = sharing(model), time.perf_counter()
     applied = manager.apply_all(other, mode=mode, allow=allow, include=include)
     return Contender(FUSED, other, time.perf_counter() - start), applied
 
 
 def compiled_of(model: nn.Module) -> Contender:
-    """*model* by ``torch.compile``, which compiles at the first call."""
+    """*model* with ``torch.compile``, which compiles at the first call."""
     return Contender(COMPILED, cast("nn.Module", torch.compile(sharing(model))))
 
 
@@ -61,7 +61,7 @@ def liger_of(model: nn.Module) -> Contender:
     """*model* with Liger's kernels, on this instance alone.
 
     Raises:
-        PlanError: If Liger is not installed, or knows no kernels for such a model or device.
+        PlanError: If Liger is not installed, or has no kernels for this model or device.
     """
     try:
         from liger_kernel.transformers import monkey_patch
@@ -85,4 +85,4 @@ OTHERS: dict[str, Callable[[Any], Contender]] = {
     "compile": compiled_of,
     "liger": liger_of,
 }
-"""By what ``--vs`` names them."""
+"""The other contenders, by their names in ``--vs``."""

@@ -8,7 +8,7 @@ import time
 import torch
 
 _MANY = 4.0
-"""How many times as long as in float32 a matmul takes that is emulated. One in hardware takes less than once."""
+"""An emulated matmul takes more than this many times as long as one in float32. One in hardware takes less time."""
 
 
 @functools.cache

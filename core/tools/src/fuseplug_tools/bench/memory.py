@@ -1,4 +1,4 @@
-"""How much memory something needs at its peak, where the device or the system says it."""
+"""Measures the peak memory of a call, where the device or the system reports it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def peak_memory(run: Callable[[], Any], device_type: str = "cpu") -> float | None:
-    """Run *run* and measure the memory that it took at its peak, above what was in use before.
+    """Run *run* and measure its peak memory, above what was in use before.
 
     Args:
-        run: What to call; it returns when its work is done.
-        device_type: Where its tensors are. On a CPU, what counts is what is resident, as Linux tells it.
+        run: The function to call; it returns when its work is done.
+        device_type: Where its tensors are. On a CPU, resident memory counts, as Linux reports it.
 
     Returns:
-        Bytes; ``None`` where nobody says.
+        Bytes; ``None`` if neither the device nor the system reports them.
     """
     if device_type != "cpu":
         return _on_device(run, getattr(torch, device_type, None))
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # glibc keeps what was freed for later, up to 32 MB a piece
+    if trim is not None:  # glibc keeps freed memory for later, up to 32 MB a piece
         trim(0)
     try:
         _RESET.write_text("5")

@@ -56,7 +56,7 @@ SHORT_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""Shapes that many models have: the model type, and what differs from its config's defaults."""
+"""Shapes that many models have: the model type, and the values that differ from its config's defaults."""
 
 
 def build_random(
@@ -66,9 +66,9 @@ def build_random(
 
     Args:
         name: One of `SHORT_NAMES`, or as for ``fuseplug plan``.
-        layers: How many of its layers; ``None`` for all.
-        dtype: Of its weights; ``None`` for the one that its config says.
-        device: Where it is built.
+        layers: How many of its layers to build; ``None`` for all.
+        dtype: The dtype of its weights; ``None`` for that in its config.
+        device: The device on which it is built.
         trust_remote_code: Whether Python code that comes with the model may be run.
 
     Raises:
@@ -87,7 +87,7 @@ def build_random(
 
 
 def layers_of(model: nn.Module) -> int | None:
-    """How many layers its config says, if it says so."""
+    """The number of layers in the config of *model*; ``None`` if the config has none."""
     return getattr(_text_config(model.config), "num_hidden_layers", None)
 
 

@@ -1,4 +1,4 @@
-"""Each kernel by itself, in the calls that a model makes."""
+"""Times each kernel by itself, in the calls that a model makes."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class OpRow:
 
     Attributes:
         kernel_id: The kernel.
-        variant: What it computes.
+        variant: The variant that it computes.
         where: The first module with this replacement, and how many others have it.
         work: ``"forward"``, or ``"forward and backward"``.
-        sizes: The shapes of the tensors that it is called with.
+        sizes: The shapes of the tensors in the call.
         original: Milliseconds of the model's own code, as `spread` gives them.
-        kernel: Those of the kernel; ``None`` if it cannot compute such calls, whatever their size.
-        gain: How many times as fast it is: the median of the ratios, turn by turn; ``None`` as `kernel`.
-        declined: Why such calls are the original's in the fused model, be it for their size alone; ``""`` if they are
-            not.
+        kernel: Milliseconds of the kernel; ``None`` if it cannot compute such calls, whatever their size.
+        gain: How many times as fast the kernel is: the median of the ratios of all turns; ``None`` if `kernel` is.
+        declined: Why the original computes such calls in the fused model, even if only for their size; ``""`` if the
+            kernel computes them.
     """
 
     kernel_id: str
@@ -59,16 +59,16 @@ def measure_ops(
 
     Args:
         model: The unfused model.
-        applied: What was applied to a copy of it.
+        applied: What was applied to a copy of the model.
         every_size: What was applied to another copy with ``every_size=True``: these replacements are timed, because
             those of *applied* leave small calls to the original.
-        run: Runs a model: the calls that it makes of its modules are those that are timed. If it records gradients, the
-            backward is timed too.
-        repeats: Turns that count.
+        run: Runs a model. The calls that the model makes of its modules are timed, with the backward if *run* records
+            gradients.
+        repeats: How many turns count.
 
     Returns:
-        A row for each different replacement. Those that serve some calls of the whole model only, as that of the loss
-        does, have none, because they are nothing by themselves.
+        A row for each different replacement. Kernels with a scope, such as that for the loss, have none, because they
+        cannot be timed alone.
     """
     alike: dict[Callable[..., Any], list[Patch]] = {}
     for patch in applied.patches:

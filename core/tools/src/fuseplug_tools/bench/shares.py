@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch.profiler import ProfilerActivity, profile
 
 _CALLS = 3
-"""Calls that are profiled together: the time of one is a matter of chance."""
+"""Calls that are profiled together, because the time of a single call is a matter of chance."""
 
 
 class Share(NamedTuple):
@@ -16,8 +16,8 @@ class Share(NamedTuple):
 
     Attributes:
         operation: Its name, as the profiler has it.
-        before: Its part of the time of the unfused model, from 0 to 1.
-        after: Its part of that same time in the fused one. Both columns are of one whole, so that they can be compared.
+        before: Its time in the unfused model, as a share of the unfused model's time, from 0 to 1.
+        after: Its time in the fused model, as a share of the same time, so that both shares can be compared.
     """
 
     operation: str
@@ -26,13 +26,13 @@ class Share(NamedTuple):
 
 
 def shares(unfused: Callable[[], Any], fused: Callable[[], Any], device_type: str, most: int = 10) -> list[Share]:
-    """The operations that take most of the time of *unfused* or *fused*, those with the largest part first.
+    """The operations that take most of the time of *unfused* or *fused*, the largest share first.
 
     Args:
-        unfused: A call that was made before.
-        fused: The same.
-        device_type: Where its work is done: what counts is the time there.
-        most: How many operations are told; the rest is one more, ``"others"``.
+        unfused: Calls the unfused model. This call was made before.
+        fused: Makes the same call of the fused model. This call was made before, too.
+        device_type: Where the work is done; the time there counts.
+        most: How many operations are listed; the rest is added up as one more, ``"others"``.
     """
     before, after = (_times(run, device_type) for run in (unfused, fused))
     whole = sum(before.values()) or 1.0

@@ -1,4 +1,4 @@
-"""The machine that figures were taken on, so that they can be read elsewhere."""
+"""Describes the machine on which figures were taken, so that they can be read elsewhere."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ VERSIONS = ("fuseplug", "torch", "transformers", "pluggy", "importlib-metadata")
 
 
 def machine(packages: Sequence[str] = VERSIONS) -> dict[str, Any]:
-    """The machine and what runs on it, without anything that names where it stands.
+    """The machine and its software, without anything that tells where the machine stands.
 
     Args:
-        packages: The distributions whose versions are told.
+        packages: The distributions whose versions are listed.
     """
     return {
         "cpu": processor(),

@@ -1,4 +1,4 @@
-"""What a model is timed at: a step of training, the prefill of a prompt, the decoding of a token."""
+"""The work at which a model is timed: a training step, the prefill of a prompt, the decoding of a token."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ MODES: dict[str, Callable[[nn.Module, Tensor], Run]] = {"train": train, "prefill
 
 
 def cannot_work(model: nn.Module) -> str:
-    """Why *model* cannot be asked for what is timed here; ``""`` if it can."""
+    """Why *model* cannot do the work that is timed here; ``""`` if it can."""
     if getattr(model.config, "is_encoder_decoder", False):
         return "with an encoder of its own"
     lacking = sorted({"input_ids", "labels", "use_cache", _cache_name(model)}.difference(_parameters(model)))
@@ -77,10 +77,10 @@ def tokens_for(model: nn.Module, count: int) -> Tensor:
 
 
 def _cache_name(model: nn.Module) -> str:
-    """What *model* calls the cache that it takes and returns: renamed in transformers 5.24."""
+    """The name of the cache that *model* takes and returns. transformers 5.24 renamed it."""
     return "past_key_values" if "past_key_values" in _parameters(model) else "cache"
 
 
 def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """What the forward of *model* takes, below what torch.compile puts around it."""
+    """The parameters of the forward of *model*, without the wrapper of torch.compile."""
     return inspect.signature(getattr(model, "_orig_mod", model).__class__.forward).parameters

@@ -1,1 +1,1 @@
-"""Inside a process that ``fuseplug run`` started: when its models are fused, and how."""
+"""The part of ``fuseplug run`` inside the processes that it starts: when models are fused, and how."""

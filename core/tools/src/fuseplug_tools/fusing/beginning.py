@@ -1,4 +1,4 @@
-"""A forward pre-hook that is called when a model is called, and sees whether its training, or its use, has begun."""
+"""A forward pre-hook that notices when the training of a model, or its use, begins."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defin
 
 
 class Beginning:
-    """Calls *began* with the model if it is called as *mode* says, and not by a compiler.
+    """Calls *began* with the model when somebody calls the model as *mode* says, unless a compiler traces the call.
 
     A copy of the model has the same hook.
 
     Args:
-        began: Is given the model.
+        began: Called with the model.
         mode: ``"training"``: calls with gradients; ``"inference"``: calls without.
     """
 
@@ -28,17 +28,17 @@ class Beginning:
         self._gradients = mode == "training"
 
     def __call__(self, module: nn.Module, _args: Any) -> None:
-        """Be asked before *module* is called."""
+        """Report *module*, which is about to be called, unless the call is of the other mode or traced."""
         if torch.compiler.is_compiling() or torch.is_grad_enabled() is not self._gradients or is_tracing():
             return
         self._began(module)
 
     def put_on(self, module: nn.Module) -> None:
-        """Ask at each call of *module*."""
+        """Put the hook on *module*."""
         module.register_forward_pre_hook(self)
 
     def take_off(self, model: nn.Module) -> None:
-        """Ask at no call of *model*, nor of a module in it."""
+        """Take the hook off *model* and every module in it."""
         for module in model.modules():
             hooks = module._forward_pre_hooks
             for number in [number for number, hook in hooks.items() if hook is self]:
@@ -48,6 +48,6 @@ class Beginning:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A model may be loaded where Fuseplug is not. The get of an empty dict is a hook, too: it returns its second
-        # argument, and that is what the model is called with.
+        # A model may be loaded where Fuseplug is not installed. There, the `get` of an empty dict is the hook: it
+        # returns its second argument, which is the arguments of the call.
         return getattr, ({}, "get")

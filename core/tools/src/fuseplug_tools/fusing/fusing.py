@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fuseplug.run")
 
-_NONE_TRAINED = 'no model was trained (with "--mode inference", models are fused that are only called)'
+_NONE_TRAINED = 'no model was trained ("--mode inference" fuses models that are only called)'
 _NONE_CALLED = "no model in memory was called without gradients, outside of a compiler"
 _INSTEAD = (
-    "LLaMA-Factory's kernel_config chooses kernels of Fuseplug, and LLaMA-Factory applies none of its own; "
-    "it does where FUSEPLUG_AUTO is off"
+    "LLaMA-Factory's kernel_config chooses Fuseplug's kernels, and LLaMA-Factory applies none of its own; "
+    "it applies them if FUSEPLUG_AUTO is off"
 )
 
 
 class Fusing:
-    """Fuses models as the options say. What goes wrong is logged, or raised with ``strict``.
+    """Fuses models as the options say. Errors are logged, or raised with ``strict``.
 
     Args:
-        options: Those of ``fuseplug run``.
-        manager: What plans and applies.
+        options: The options of ``fuseplug run``.
+        manager: The manager that plans and applies.
     """
 
     def __init__(self, options: RunOptions, manager: KernelManager) -> None:
@@ -51,20 +51,20 @@ class Fusing:
         self._chosen: weakref.WeakKeyDictionary[nn.Module, tuple[str, ...]] = weakref.WeakKeyDictionary()
         self._beginning = Beginning(self._began, options.mode)
         self._unused: dict[str, None] | None = {}
-        """The classes of the models that were made, the parts of others among them; ``None`` once one is in use."""
+        """The classes of the models made so far, including parts of other models; ``None`` once a model is in use."""
         self._numbers = itertools.count()
         self._telling = Telling(options)
         self._lock = ProcessLock()
 
     @property
     def serves(self) -> bool:
-        """Whether models are fused that are called without gradients, and not those that are trained."""
+        """Whether to fuse models that are called without gradients, instead of models that are trained."""
         return self._options.mode == "inference"
 
     def watch(self, model: nn.Module) -> None:
-        """Fuse *model*, or what it is a part of, at its first call with gradients, if it was not fused by then.
+        """Fuse *model*, or the model that contains it, at its first call with gradients, unless it is fused by then.
 
-        For inference: at its first call without.
+        For inference, fuse it at its first call without gradients.
         """
         self._watched[id(model)] = model
         self._beginning.put_on(model)
@@ -75,8 +75,8 @@ class Fusing:
         """Let a configuration choose the kernels of *model*, unless ``--include`` does.
 
         Args:
-            model: What will be fused, or a part of that, or has it as a part.
-            kernels: Ids or ops, separated by commas; anything but a list of these leaves the choice as it is.
+            model: The model that will be fused, a part of it, or a module that contains it.
+            kernels: Ids or ops, separated by commas. ``"auto"``, or no string, leaves the choice as it is.
         """
         if isinstance(kernels, str) and kernels != "auto":
             self._chosen[model] = tuple(filter(None, map(str.strip, kernels.split(","))))
@@ -84,7 +84,7 @@ class Fusing:
             log.info(_INSTEAD)
 
     def outermost(self, model: nn.Module) -> nn.Module:
-        """The largest of the watched models that have *model*; itself if there is none."""
+        """The largest watched model that contains *model*; *model* itself if there is none."""
         watched = list(self._watched.values())
         return max(
             (candidate for candidate in watched if _has(candidate, model)),
@@ -93,17 +93,17 @@ class Fusing:
         )
 
     def fuse_watched(self, model: nn.Module) -> None:
-        """Fuse *model*, or the largest watched one that has it, if it is or has a watched one itself."""
+        """Fuse the largest watched model that contains *model*, or else *model* if it contains a watched one."""
         model = self.outermost(model)
         if any(id(module) in self._watched for module in model.modules()):
             self.fuse(model)
 
     def fuse(self, model: nn.Module, device: torch.device | str | None = None) -> None:
-        """Fuse *model*, unless that was done before, by whomever, or it should be trained, and nothing of it is.
+        """Fuse *model*, unless somebody fused it before, or only trained models are fused and all of it is frozen.
 
         Args:
             model: The model.
-            device: Where it will be moved, if it is in the memory of the host.
+            device: Where the model will be moved, if it is in the memory of the host or on meta.
 
         Raises:
             FuseplugError: With ``strict``, if it cannot be fused as planned.
@@ -117,7 +117,7 @@ class Fusing:
             self._unused = None
             self._beginning.take_off(model)
             if self._manager.applied_to(model) is not None:
-                return  # by the user's own code, which knows better what it wants
+                return  # the user's own code fused it, and knows better what it wants
             try:
                 self._plan_and_apply(model, _destination(model, device))
             except Exception as error:
@@ -128,18 +128,18 @@ class Fusing:
                 log.warning(f"{type(model).__name__} is {what} unfused on rank {rank()}, because of this: {why}")
 
     def ended(self) -> None:
-        """The process ends: report the calls, or say that no model was in use, if some were made.
+        """Report the calls when the process ends, or say that no model was in use although some were made.
 
-        That is no news of a worker.
+        A worker process does not say this, because it is normal there.
         """
         self._telling.ended()
         if self._unused and rank() == 0 and multiprocessing.parent_process() is None:
             why = _NONE_CALLED if self.serves else _NONE_TRAINED
-            log.info("nothing was fused: %s; made were: %s", why, ", ".join(self._unused))
+            log.info("nothing was fused: %s; models that were made: %s", why, ", ".join(self._unused))
 
     def _began(self, model: nn.Module) -> None:
         model = self.outermost(model)
-        # A model without memory is not in use yet: somebody counts its operations, for example.
+        # A model on meta is not in use yet: somebody may only count its operations, for example.
         if not any(parameter.is_meta for parameter in model.parameters()):
             self.fuse(model)
 
@@ -153,7 +153,7 @@ class Fusing:
             raise
         difference = ranks.difference(rows(plan.report))
         if difference:
-            raise PlanError(f"the ranks do not plan the same, and none changes anything: {difference}", plan=plan)
+            raise PlanError(f"the ranks have different plans, so no rank changes anything: {difference}", plan=plan)
         applied = None if self._options.dry_run else self._manager.apply_plan(model, plan)
         heads = [] if applied is None else serve(model, self._manager, device=device, **self._for_plan(model))
         self._telling.planned(model, plan.report, applied, heads)
@@ -165,7 +165,7 @@ class Fusing:
 
 
 def _destination(model: nn.Module, device: torch.device | str | None) -> torch.device | str | None:
-    """*device*, for a model that is not on its devices yet."""
+    """*device*, if *model* has yet to be moved there; otherwise ``None``."""
     types = {parameter.device.type for parameter in model.parameters()}
     return device if types <= {"cpu", "meta"} and device is not None and types != {torch.device(device).type} else None
 

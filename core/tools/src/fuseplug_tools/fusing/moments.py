@@ -1,6 +1,6 @@
-"""The moments at which a model is fused: before it is prepared, or when its training, or its use, begins.
+"""The moments at which a model is fused: before a library prepares it, or when its training, or its use, begins.
 
-Importing this imports no torch.
+Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..run.options import ACCELERATE, FSDP1, LLAMA_FACTORY, TRANSFORMERS
 
 
 def wrap(name: str, module: ModuleType) -> None:
-    """Wrap what *module*, just imported under *name*, has of interest."""
+    """Wrap the functions of interest in *module*, which was just imported as *name*."""
     _WRAPS[name](module)
 
 
@@ -54,8 +54,8 @@ def _accelerate(module: ModuleType) -> None:
                 fusing().fuse(model, self.device)
 
     def prepare_model(self: Any, model: Any, _placed: Any = None, evaluation_mode: bool = False, **_kw: Any) -> None:
-        # Reference models are prepared for evaluation. So is a model that was sharded while it was loaded, and is then
-        # trained; its first forward is early enough.
+        # Reference models are prepared for evaluation. So is a model that was sharded while it was loaded and is
+        # trained afterwards; its first forward is early enough to fuse it.
         if not evaluation_mode or fusing().serves:
             fusing().fuse(model, self.device)
 
@@ -80,13 +80,13 @@ def _llama_factory(module: ModuleType) -> None:
         fusing().choose(model, include_kernels)
         return model
 
-    # What is registered as "auto" applies LLaMA-Factory's kernels: Fuseplug would leave alone what these have patched.
+    # Replaces "auto", which applies LLaMA-Factory's kernels: Fuseplug would leave alone what these patch.
     for name in ("auto", "fuseplug"):
         module.KernelPlugin(name).register()(choose)
 
 
 def _accelerate_prepares() -> bool:
-    """Whether accelerate is in use. It is told which models are trained; others that are wrapped are references."""
+    """Whether accelerate is in use. Then it prepares trained models, and other wrapped models are references."""
     state = sys.modules.get("accelerate.state")
     return state is not None and bool(state.is_initialized())
 
@@ -101,7 +101,7 @@ def _device(device_id: Any) -> Any:
 
 
 def _wrap(owner: Any, name: str, step: Callable[..., None], *, first: bool = True) -> None:
-    """Have *step* called as *owner*'s function of this *name* is, before it or after."""
+    """Call *step* with the arguments of each call of *owner*'s function *name*, before or after that call."""
     original = getattr(owner, name)
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""What fuses the models of this process."""
+"""The `Fusing` of this process, and its log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .fusing import Fusing
 
 @functools.cache
 def fusing() -> Fusing:
-    """That of this process, with the options of its ``fuseplug run`` and the manager that its own code uses, too."""
+    """The `Fusing` of this process. It has the options of ``fuseplug run``, and the manager that user code also has."""
     _show_log()
     process = Fusing(RunOptions.from_environment(), manager)
     atexit.register(process.ended)
@@ -23,7 +23,7 @@ def fusing() -> Fusing:
 
 
 def _show_log() -> None:
-    """Show on stderr what Fuseplug logs: the plans of rank 0, kernels not in use, and what goes wrong on any rank."""
+    """Show Fuseplug's log on stderr: the plans of rank 0, kernels that are not in use, and errors on any rank."""
     log = logging.getLogger("fuseplug")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("fuseplug: %(message)s"))

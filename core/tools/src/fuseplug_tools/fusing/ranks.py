@@ -1,7 +1,7 @@
-"""The ranks of a distributed run: all fuse the same, or none does; and one of each machine compiles first.
+"""The ranks of a distributed run: all fuse the same targets, or none fuses any. One rank per machine compiles first.
 
-They talk through the store with which they met, and not with collectives: a rank that does not come keeps nobody for
-ever, and nothing comes between the collectives of the training.
+The ranks communicate through the store through which they met, not by collectives. So a missing rank does not block
+the others for ever, and nothing comes between the collectives of the training.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _AGREED = b"agreed"
 
 @dataclass
 class Ranks:
-    """All ranks, as far as one model is concerned.
+    """The ranks of a run, for one model.
 
     Attributes:
-        store: What they share; ``None`` for a process that is alone.
-        rank: This one.
-        size: How many there are.
-        key: What is unlike for any other model.
-        environ: Where ``LOCAL_RANK`` is read.
-        patience: How long others are waited for.
+        store: The store that the ranks share; ``None`` for a process that is alone.
+        rank: The rank of this process.
+        size: How many ranks there are.
+        key: The beginning of the model's keys in the store, different for each model.
+        environ: The environment variables, for ``LOCAL_RANK`` and ``GROUP_RANK``.
+        patience: How long to wait for other ranks.
     """
 
     store: Any
@@ -47,14 +47,14 @@ class Ranks:
 
     @classmethod
     def now(cls, number: int) -> Ranks:
-        """The ranks there are now. They count their models alike; *number* is that of this one."""
+        """The current ranks. *number* is the model's number; all ranks number their models in the same order."""
         if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
             return cls(None)
         return cls(default_store(), distributed.get_rank(), distributed.get_world_size(), f"fuseplug/{number}")
 
     @contextlib.contextmanager
     def compiling_first(self) -> Iterator[None]:
-        """On local rank 0: do something. On the others of its machine: do it afterwards, with what is kept of it."""
+        """Run the block on local rank 0 first. The other ranks of its machine run it later, and reuse what it kept."""
         local = self.environ.get("LOCAL_RANK")
         if self.store is None or local is None:
             yield
@@ -66,7 +66,7 @@ class Ranks:
             finally:
                 self.store.set(done, "1")
             return
-        with contextlib.suppress(RuntimeError):  # it does not come: then each compiles for itself
+        with contextlib.suppress(RuntimeError):  # it takes too long: then each rank compiles for itself
             self.store.wait([done], self.patience)
         yield
 
@@ -74,11 +74,11 @@ class Ranks:
         """How the plans of the ranks differ; ``""`` if they are the same. All ranks get the same answer.
 
         Args:
-            rows: What this rank would do.
+            rows: The rows of this rank's plan.
         """
         if self.store is None:
             return ""
-        # The plan of whoever comes first is what the others compare theirs with.
+        # The first rank stores its plan; the others compare theirs with it.
         mine = json.dumps(rows)
         told = json.dumps([self.rank, mine])
         who, first = json.loads(self.store.compare_set(f"{self.key}/plan", "", told))
@@ -98,7 +98,7 @@ class Ranks:
             self._decide(why)
 
     def _decide(self, verdict: str) -> bytes:
-        """What was decided first: *verdict*, or what another rank said before."""
+        """The verdict that was stored first: *verdict*, or that of another rank."""
         first: bytes = self.store.compare_set(f"{self.key}/verdict", "", verdict)
         return first
 

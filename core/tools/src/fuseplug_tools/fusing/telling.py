@@ -1,4 +1,4 @@
-"""What rank 0 says of the models that were fused: a line for each distinct one, and the file of the reports."""
+"""Rank 0's messages about fused models: a log line for each distinct model, and the file of the reports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LEAVES = (
 
 @dataclass
 class _Told:
-    """A distinct model: the number of its report, in the process that wrote it, and the calls of all that are alike."""
+    """A distinct model: the number of its report, the process that wrote it, and the targets of all models like it."""
 
     number: int | None = None
     process: int = field(default_factory=os.getpid)
@@ -46,7 +46,7 @@ class Telling:
     """Logs and reports what is fused.
 
     Args:
-        options: Those of ``fuseplug run``.
+        options: The options of ``fuseplug run``.
     """
 
     def __init__(self, options: RunOptions) -> None:
@@ -55,13 +55,13 @@ class Telling:
         self._told: dict[Any, _Told] = {}
 
     def planned(self, model: nn.Module, report: Report, applied: Applied | None, heads: Sequence[Head] = ()) -> None:
-        """Say what was planned for a model, unless one like it was said before.
+        """Log and report the plan for a model, unless there was a model like it before.
 
         Args:
             model: The model.
-            report: That of the plan.
-            applied: What came of it; ``None`` if nothing was changed.
-            heads: The heads that trainers put on it.
+            report: The report of the plan.
+            applied: The handle on what was changed; ``None`` if nothing was.
+            heads: The heads that trainers put on the model.
         """
         if rank() != 0:
             return
@@ -78,17 +78,17 @@ class Telling:
             self._told[what].targets += [*counted(applied.patches), *heads]
 
     def ended(self) -> None:
-        """Write the calls of the kernels into the reports of this process, and say what was too small to gain.
+        """Write the calls into the reports of this process, and log how many targets had only calls too small to gain.
 
-        A fork of the process has no calls.
+        A fork of the process does neither.
         """
         for told in self._told.values():
             if told.process != os.getpid():
                 continue
             counts, number = [target.counter for target in told.targets], len(told.targets)
-            # Whose calls were all the original's, and for no other reason.
+            # Targets whose calls all went to the original, for no reason but their size.
             if small := sum(bool(c.original) and not c.fused and not c.reasons for c in counts):
-                log.info("%d of %d fused targets had no call that is large enough to gain", small, number)
+                log.info("%d of %d fused targets had no call large enough to gain", small, number)
             if self._path is not None and told.number is not None:
                 try:
                     reports.complete(self._path, told.number, calls=_added(told.targets))
@@ -103,18 +103,18 @@ def _zero3_is_on() -> bool:
 
 
 def _hooked_by_zero3(model: nn.Module, report: Report) -> list[str]:
-    """The classes of the modules whose parts a kernel computes without calling them."""
+    """The classes of the modules that a kernel computes without calling their children."""
     whole = (model.get_submodule(entry.paths[0]) for entry in report.fused if str(entry.target) == "forward")
     return sorted({type(module).__name__ for module in whole if next(module.children(), None) is not None})
 
 
 def rows(report: Report) -> Sequence[str]:
-    """What is done to each target, as it must be on all ranks."""
+    """A row for each fused target. All ranks must have the same rows."""
     return [f"{e.paths[0] or '(the model)'} {e.target}: {e.kernel_id}, {e.variant}" for e in report.fused]
 
 
 def _added(targets: Sequence[Counted | Head]) -> list[dict[str, Any]]:
-    """The calls of models that are alike, by target, as plain data."""
+    """The calls of models that are alike, added up by target, as plain data."""
     by_target: dict[str, dict[str, Any]] = {}
     for calls in (target.calls() for target in targets):
         where = {"paths": list(calls.paths), "target": str(calls.target), "kernel": calls.kernel_id}

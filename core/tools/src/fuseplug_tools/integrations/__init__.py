@@ -1,1 +1,1 @@
-"""Fuseplug in other libraries. Each module is for one of them, and nothing else of core imports it."""
+"""Fuseplug in other libraries, a module for each. Outside of them, only ``fuseplug run`` imports one: `heads`."""

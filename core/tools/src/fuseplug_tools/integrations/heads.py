@@ -1,16 +1,20 @@
-"""Serves heads that trainers put on models: forwards of an instance, which look up a function of an op.
+"""Serves heads that trainers put on models. A head is a forward of one instance that looks up a function of an op.
 
-TRL's trainers put such a head on a model. It never calls the module ``lm_head``, and its function is an
-`torch.autograd.Function`. Core replaces methods of classes and plain functions that these look up, and reads what they
-compute; so neither serves here. The head's own forward stays. The instance gets a copy of it, in which the name of the
-function means a `Head`.
+TRL's trainers put such a head on a model. The head never calls the module ``lm_head``, and its function is a
+`torch.autograd.Function`. Core replaces methods of classes, and plain functions that these methods look up, and reads
+what they compute; it can do neither here. So the head's own forward stays as it is, and the instance gets a copy of it
+in which the name of the function means a `Head`.
 
-What computes the function comes from a distribution with an entry point of the group ``fuseplug.heads``. It is asked
-``offer(space, name, device_type, kernels, every_size=...)``: the globals in which the forward finds the function, its
-name there, where the model is, and the kernels that take part. It answers ``None`` for a function of another kind, or
-why it offers nothing, or an object that has ``kernel_id`` and two methods, each for the arguments of a call:
-``why_not(arguments)`` gives ``None`` if the kernel is to compute it, ``""`` if it is too small to gain, or another
-reason; ``compute(arguments)`` computes it.
+The kernel for the function comes from a distribution with an entry point of the group ``fuseplug.heads``. The entry
+point is called as ``offer(space, name, device_type, kernels, every_size=...)``: with the globals in which the forward
+finds the function, the function's name there, the device type of the model, and the kernels that take part. It returns
+one of these:
+
+- ``None`` for a function of another kind;
+- a string that says why it offers nothing;
+- an object with a ``kernel_id`` and two methods, which take the arguments of a call. ``why_not(arguments)`` returns
+  ``None`` if the kernel is to compute the call, ``""`` if the call is too small to gain, or another reason.
+  ``compute(arguments)`` computes the call.
 """
 
 from __future__ import annotations
@@ -45,14 +49,14 @@ _logger = logging.getLogger("fuseplug")
 
 
 class Head:
-    """A forward that somebody put on a module, and what computes the function that it looks up.
+    """A forward that somebody put on a module, and the kernel for the function that the forward looks up.
 
     Attributes:
-        path: Where the module is.
-        name: Under which name the forward looks the function up.
-        kernel_id: The kernel; ``""`` if the head is left alone.
-        why_not: Why it is left alone; ``""`` if it is not.
-        counter: The calls that the kernel computed, and those that the function did, with the reasons.
+        path: The path of the module.
+        name: The name under which the forward looks the function up.
+        kernel_id: The id of the kernel; ``""`` if the head is left alone.
+        why_not: Why the head is left alone; ``""`` if it is not.
+        counter: The calls that the kernel computed, and those that the function itself computed, with the reasons.
     """
 
     def __init__(self, path: str, name: str, function: types.FunctionType, offered: Any) -> None:
@@ -68,12 +72,12 @@ class Head:
         return f"{self._what} is the forward of {self.path or 'the model'}, and its {self.name} {by}"
 
     def calls(self) -> Calls:
-        """How many calls the kernel computed, how many the function did, and why."""
+        """How many calls the kernel computed, how many the function itself computed, and why."""
         count, target = self.counter, Target(function=self.name)
         return Calls((self.path,), target, self.kernel_id, count.fused, count.original, {}, tuple(count.reasons))
 
     def apply(self, *arguments: Any) -> Any:
-        """What the function's ``apply`` computes. The copy of the forward calls it."""
+        """Compute what the function's ``apply`` computes. The copy of the forward calls this method."""
         current = self._space[self.name]
         if torch.compiler.is_compiling() or self._module() is None:
             return current.apply(*arguments)
@@ -85,24 +89,25 @@ class Head:
         return result
 
     def undo(self) -> None:
-        """Put back the very objects that were there. What somebody else holds calls the function itself from now on."""
+        """Put back the very objects that were there. Copies that others hold call the function itself from now on."""
         module, self._module = self._module(), lambda: None
         for place in () if module is None else _places(module, lambda value: _put_by(value)[0] is self):
             place.put(_put_by(place.value)[1])  # type: ignore[misc]
 
     def put_on(self, module: nn.Module, function: types.FunctionType) -> Head:
-        """Have what the instance *module* holds of *function* call `apply`."""
+        """Replace *function*, wherever the instance *module* holds it, by a copy that calls `apply`."""
         copy, self._module = rebound(function, {self.name: self}), weakref.ref(module)  # type: ignore[dict-item]
-        # In the copy, which goes with the module: this lives as long as the copy, and would keep the module alive.
+        # Kept in the copy, which goes with the module. The head, which lives as long as the copy, would keep the module
+        # alive.
         setattr(copy, _PUT_BY, {})
         for place in _places(module, lambda value: _function(value) is function):
             after = types.MethodType(copy, module) if type(place.value) is types.MethodType else copy
             getattr(copy, _PUT_BY)[id(after)] = self, place.value, after
-            place.put(after)  # type: ignore[misc]  # a method that is no end is looked into, and has none
+            place.put(after)  # type: ignore[misc]  # every end has a put: a method is an end itself
         return self
 
     def _count(self, why: str | None) -> None:
-        """Count a call that the kernel computed, or *why* the function did; none that was too small has a reason."""
+        """Count a call. *why* is ``None`` if the kernel computed it, ``""`` if it was too small, or another reason."""
         count = self.counter
         count.fused += why is None
         count.original += why is not None
@@ -113,14 +118,14 @@ class Head:
 
 
 def serve(model: nn.Module, manager: KernelManager, **options: Any) -> list[Head]:
-    """Serve the heads that somebody put on modules of *model*, and say which are left alone, and why.
+    """Serve the heads that somebody put on modules of *model*, and log which are left alone, and why.
 
-    A head that is served already stays so. Each is told to ``logging.getLogger("fuseplug")``, and a warning comes if
-    the function itself computes its first ten calls though they are large.
+    A head that is already served stays so. Every other head is logged to ``logging.getLogger("fuseplug")``. A warning
+    follows if the function itself computes the first ten calls of a head although they are large.
 
     Args:
-        model: Its modules are looked through.
-        manager: Whose kernels take part.
+        model: The model whose modules are searched.
+        manager: The manager whose kernels take part.
         **options: As `KernelManager.apply_all` takes them: ``include``, ``exclude``, ``device`` and ``every_size`` mean
             the same here. With ``only``, ``skip`` or ``rounding="exact"`` no head is served.
     """
@@ -146,7 +151,7 @@ def serve(model: nn.Module, manager: KernelManager, **options: Any) -> list[Head
 
 
 def _made(path: str, module: nn.Module, function: Any, barred: str, *question: Any, **options: Any) -> Head | None:
-    """A head with what the first distribution that knows the function says of it, and already put on."""
+    """The head with the first answer of a distribution, put on if it has a kernel; ``None`` without an answer."""
     name = _looked_up(function)
     for entry in importlib_metadata.entry_points(group="fuseplug.heads"):
         try:
@@ -154,7 +159,7 @@ def _made(path: str, module: nn.Module, function: Any, barred: str, *question: A
             if offered is not None:
                 head = Head(path, name, function, barred or offered)
                 return head.put_on(module, function) if head.kernel_id else head
-        except Exception as error:  # noqa: BLE001 - a third party's, or no copy can be made; the head stays as it is
+        except Exception as error:  # noqa: BLE001 - third-party code, or no copy can be made; the head stays as it is
             return Head(path, name, function, f"{entry.value}: {type(error).__name__}: {error}")
     return None
 
@@ -166,7 +171,7 @@ def _looked_up(function: Any) -> str:
 
 
 def _put_by(value: Any) -> tuple[Head | None, Any]:
-    """Which head put *value* where it is, and what was there before. Wrappers may have our attributes."""
+    """The head that put *value* where it is, and what was there before. Wrappers may have copied our attribute."""
     function = _function(value)
     befores = vars(function).get(_PUT_BY, {}) if isinstance(function, types.FunctionType) else {}
     head, before, _ = befores.get(id(value), (None, None, None))
@@ -174,7 +179,7 @@ def _put_by(value: Any) -> tuple[Head | None, Any]:
 
 
 def _places(module: nn.Module, is_end: Callable[[Any], bool], *names: str) -> Iterator[Held]:
-    """Where the instance holds what *is_end* says: its attributes of these *names*, or all, and what they wrap."""
+    """Where the instance holds what *is_end* accepts: its attributes of these *names*, or all, and what they wrap."""
     state = vars(module)
     for name in names or [*state]:
         if isinstance(state.get(name), types.FunctionType | types.MethodType | functools.partial):

@@ -1,7 +1,7 @@
-"""Plans as kernel mappings, for people who put kernels on with transformers' own ``use_kernels``.
+"""Makes kernel mappings from plans, for users of transformers' own ``use_kernels``.
 
-transformers chooses kernels by the name of a layer (``RMSNorm``), which classes with different formulas share. A
-mapping made here is for one model: it has a layer only if every module of that layer in the model was verified.
+transformers chooses kernels by the name of a layer (``RMSNorm``), and classes with different formulas share one name. A
+mapping made here is for one model. It has a layer only if every module of that layer in the model was verified.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = ["KernelMapping", "VerifiedLayer", "kernel_mapping"]
 
 @dataclass(frozen=True)
 class VerifiedLayer:
-    """What the ``kernels`` package calls a layer repository. Nothing is downloaded.
+    """A layer repository, as the ``kernels`` package calls it. Nothing is downloaded.
 
     Attributes:
-        layer: A module class whose ``forward`` calls the kernels that were verified, behind their guards.
+        layer: A module class whose ``forward`` calls the verified kernels, behind their guards.
     """
 
     layer: type[nn.Module]
@@ -45,11 +45,11 @@ class VerifiedLayer:
 
 
 class KernelMapping(dict[str, dict[str, VerifiedLayer]]):
-    """By layer name and device type, the layers of one model that were verified. Goes into a ``KernelConfig``.
+    """The verified layers of one model, by layer name and device type. The mapping goes into a ``KernelConfig``.
 
     Attributes:
-        report: What the plan says of every module.
-        left_out: By layer name, why the mapping does not have it.
+        report: What the plan says about every module.
+        left_out: Why the mapping lacks a layer, by layer name.
     """
 
     def __init__(self, report: Report) -> None:
@@ -60,7 +60,7 @@ class KernelMapping(dict[str, dict[str, VerifiedLayer]]):
 
 @dataclass
 class _Layer:
-    """What is known of a layer name: its modules by path, and by class what is to replace their forward."""
+    """The modules with one layer name, by path, and the replacement of their forward, by class."""
 
     modules: dict[str, nn.Module] = field(default_factory=dict)
     forwards: dict[type[nn.Module], Forward] = field(default_factory=dict)
@@ -70,8 +70,8 @@ def kernel_mapping(model: nn.Module, **options: Unpack[AllOptions]) -> KernelMap
     """Plan and check *model* as `KernelManager.apply_all` does, and return the result as a kernel mapping.
 
     The model is not changed. The mapping has the layers whose modules were all verified. Their forwards are those that
-    ``apply_all`` would put on: a call that was not verified is the original's. For a device that is not here, and with
-    ``verify=False``, the kernels were not run, as the report says.
+    ``apply_all`` would put on: the original computes calls that were not verified. For a device that is not here, and
+    with ``verify=False``, the kernels were not run; the report says so.
 
     Args:
         model: A model with modules whose classes have a ``kernel_layer_name``. transformers gives them one if the
@@ -79,7 +79,7 @@ def kernel_mapping(model: nn.Module, **options: Unpack[AllOptions]) -> KernelMap
         **options: As in `KernelManager.plan`.
 
     Raises:
-        PlanError: If no module of the model has a layer name, or not one of its layers can be mapped; and as
+        PlanError: If no module of the model has a layer name, or none of its layers can be mapped; and as for
             `KernelManager.plan`.
     """
     plan = manager.plan(model, **options)
@@ -114,7 +114,7 @@ def _layers(model: nn.Module) -> dict[str, _Layer]:
 
 
 def _planned(plan: Plan) -> dict[int, Forward]:
-    """By the id of a module, what replaces its forward and needs no other replacement beside it."""
+    """The replacements of whole forwards by kernels that replace nothing else, by the id of the module."""
     more = {patch.kernel_id for patch in plan.patches if patch.target != Target()}
     return {
         id(patch.module_ref()): patch.function
@@ -126,7 +126,7 @@ def _planned(plan: Plan) -> dict[int, Forward]:
 def _left_out(
     layer: _Layer, planned: Mapping[int, Forward], devices: Mapping[str, str], plan: Plan, named: Collection[str]
 ) -> str:
-    """Why *layer* cannot be mapped; ``""`` if it can, and then its forwards are known."""
+    """Why *layer* cannot be mapped; ``""`` if it can. Fills in the forwards of *layer*."""
     for path, module in layer.modules.items():
         where = f"{path or 'the model'} ({type(module).__name__})"
         forward = planned.get(id(module))
@@ -159,7 +159,7 @@ def _why(plan: Plan, path: str, named: Collection[str]) -> str:
 
 
 def _layer_class(name: str, forwards: Mapping[type[nn.Module], Forward]) -> type[nn.Module]:
-    """A class without state whose forward is, by the class of the module, one of *forwards*; otherwise its own."""
+    """A class without state. Its forward calls that in *forwards* for the module's class, or else the class's own."""
     from torch import nn
 
     @functools.wraps(next(iter(forwards)).forward)
@@ -167,7 +167,7 @@ def _layer_class(name: str, forwards: Mapping[type[nn.Module], Forward]) -> type
         cls = type(self)
         return forwards.get(cls, cls.forward)(self, *args, **kwargs)
 
-    forward.__name__ = "forward"  # by which a pickle finds a bound method
+    forward.__name__ = "forward"  # a pickle finds a bound method by this name
     return type(f"Verified{name}", (nn.Module,), {"forward": forward, "can_torch_compile": True, "has_backward": True})
 
 

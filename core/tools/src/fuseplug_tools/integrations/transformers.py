@@ -24,26 +24,26 @@ __all__ = ["FuseplugCallback"]
 _logger = logging.getLogger("fuseplug")
 
 
-class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy knows nothing
+class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # without types
     """Fuses the model of a Trainer, and warns if kernels do nothing in the first steps of training.
 
     The model is fused when the Trainer is made, before anything wraps it. A model that ``model_init`` makes anew is
-    fused when training begins. What is fused stays so for evaluation and generation; saved files are those of the
+    fused when training begins. The model stays fused for evaluation and generation; saved files are those of the
     unfused model.
 
-    A head that a trainer put on the model, as TRL's do, is served when training begins, as
-    `fuseplug_tools.integrations.heads.serve` has it.
+    `fuseplug_tools.integrations.heads.serve` serves the heads that a trainer, such as TRL's, put on the model, when
+    training begins.
 
-    Everything is said to ``logging.getLogger("fuseplug")``, by the first process: the first line of the report (level
-    ``INFO``), and a warning if nothing was fused, or of what `Applied.check_in_use` found.
+    The first process logs to ``logging.getLogger("fuseplug")``: the first line of the report (level ``INFO``), and a
+    warning if nothing was fused, or if `Applied.check_in_use` finds kernels that are not in use.
 
     Attributes:
         heads: The heads that trainers put on the model, with the calls of each.
 
     Args:
-        steps: After how many steps of training to look whether the kernels are in use.
-        undo: Take the kernels off when training ends.
-        manager: Whose kernels; by default ``fuseplug.manager``.
+        steps: After how many steps of training to check whether the kernels are in use.
+        undo: Whether to take the kernels off when training ends.
+        manager: The manager whose kernels are used; by default ``fuseplug.manager``.
         **options: As `KernelManager.apply_all` takes them.
     """
 
@@ -58,7 +58,7 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
         self.heads: list[Head] = []
 
     def applied_to(self, model: nn.Module) -> Applied | None:
-        """The handle on what this callback fused in *model*, which may be wrapped by now; ``None`` if nothing."""
+        """The handle on what this callback fused in *model*, even if *model* is wrapped by now; ``None`` if nothing."""
         handles = (self._applied.get(module) for module in model.modules())
         return next((applied for applied in handles if applied is not None), None)
 
@@ -71,19 +71,19 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, _control: Any, *, model: nn.Module, **_: Any
     ) -> None:
-        """Fuse the model if it is another by now, was undone when training ended, or was not on its device yet."""
+        """Fuse the model if it is a new one, was undone when training ended, or was not on its device before."""
         applied = self.applied_to(model)
         if applied is None or any(entry.check == "pending" for entry in applied.report.fused):
             self._fuse(model, args, state)
         self.heads = serve(model, self._manager or fuseplug.manager, **self._options)
 
     def on_step_end(self, *_: Any, model: nn.Module, **__: Any) -> None:
-        """Look whether the kernels are in use."""
+        """Check whether the kernels are in use."""
         if (applied := self.applied_to(model)) is not None:
             applied.check_in_use(self._steps)
 
     def on_train_end(self, *_: Any, model: nn.Module, **__: Any) -> None:
-        """Judge after fewer steps, if there were no more; undo, if that was asked for."""
+        """Check even if training had fewer than *steps* steps; undo, if that was asked for."""
         applied = self.applied_to(model)
         if applied is None:
             return
@@ -108,7 +108,7 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
             _logger.warning("nothing is fused in %s: %s", report.model_class, why)
 
     def _placed(self, model: nn.Module, args: TrainingArguments) -> AllOptions:
-        """The options, with the device where a model will run that the Trainer leaves to others to move."""
+        """The options, with the target device if the Trainer leaves it to others to move the model."""
         first = next(model.parameters(), None)
         waits = first is not None and first.device.type in ("cpu", "meta") and args.device.type != "cpu"
         if not waits or "device" in self._options or hasattr(model, "hf_device_map"):
@@ -116,5 +116,5 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
         return {**self._options, "device": args.device}
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a search for hyperparameters sends to another process, where no model was fused yet."""
+        """The state that a search for hyperparameters sends to another process, where no model is fused yet."""
         return {**self.__dict__, "_applied": ByIdentity(), "heads": []}

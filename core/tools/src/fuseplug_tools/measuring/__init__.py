@@ -1,4 +1,4 @@
-"""Times kernels against originals in the calls that a model makes, to find from which size on they gain there."""
+"""Times kernels against originals in the calls that a model makes, to find the sizes from which on they gain."""
 
 from .batches import Runs, batches_of, refuse_absent, runs_of
 from .calls import sharing

@@ -1,4 +1,4 @@
-"""What a model is run on to record its calls: the user's batches, or random tokens."""
+"""The inputs on which a model runs to record its calls: the user's batches, or random tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fuseplug.errors import PlanError
 
 LENGTHS = (16, 128, 512, 2048)
-"""Tokens of the random batches: from a short prompt to a long one. Decoding, one token at a time, is below them all."""
+"""Tokens of the random batches, from a short prompt to a long one. Decoding, one token at a time, is below all."""
 
 GIVE = "give measure= one batch or several, the keyword arguments of a call of the model"
 
@@ -23,11 +23,11 @@ Batch = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Runs:
-    """How a model is run to record its calls, and how these are timed.
+    """How a model is run to record its calls, and how the calls are timed.
 
     Attributes:
-        batches: What it is run on.
-        autocast: By type of device, the dtype of autocast; ``None`` where it is off.
+        batches: The batches on which the model is run.
+        autocast: The dtype of autocast for each device type; ``None`` where autocast is off.
     """
 
     batches: Sequence[Batch]
@@ -35,7 +35,7 @@ class Runs:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Autocast as it was where the user asked, though a plan is made without it."""
+        """Turn autocast on as it was when the user asked, because a plan is made without autocast."""
         with contextlib.ExitStack() as stack:
             for device_type, dtype in self.autocast.items():
                 stack.enter_context(torch.autocast(device_type, dtype, enabled=dtype is not None))
@@ -43,7 +43,7 @@ class Runs:
 
 
 def runs_of(model: nn.Module, measure: object) -> Runs:
-    """What *measure* asks for, under autocast if that is on now; *measure* and errors as for `batches_of`."""
+    """The runs that *measure* asks for, under autocast if it is on now. For arguments and errors see `batches_of`."""
     device_types = dict.fromkeys(["cpu", *(parameter.device.type for parameter in model.parameters())])
     autocast = {
         device_type: torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
@@ -54,14 +54,14 @@ def runs_of(model: nn.Module, measure: object) -> Runs:
 
 
 def batches_of(model: nn.Module, measure: object) -> list[Batch]:
-    """What *measure* asks *model* to be run on.
+    """The batches on which *measure* asks to run *model*.
 
     Args:
         model: The model.
         measure: ``True`` for random tokens; one batch, or a sequence of several.
 
     Raises:
-        PlanError: If it is something else, or random tokens are not what the model takes.
+        PlanError: If *measure* is something else, or *model* does not take random tokens.
     """
     if measure is True:
         return _random(model)
@@ -73,14 +73,14 @@ def batches_of(model: nn.Module, measure: object) -> list[Batch]:
 
 
 def refuse_absent(model: nn.Module, device_type: str | None) -> None:
-    """Raise if *model* cannot be run where it is planned for.
+    """Raise if *model* cannot be run on the device that it is planned for.
 
     Args:
         model: The model.
-        device_type: Where it was said to run; ``None``: where it is.
+        device_type: The device type that the user named; ``None`` for the one on which the model is.
 
     Raises:
-        PlanError: If parts of it are on meta, or elsewhere.
+        PlanError: If parts of the model are on meta, or on another device type.
     """
     tensors = [*model.parameters(), *model.buffers()]
     if any(tensor.is_meta for tensor in tensors):
@@ -111,7 +111,7 @@ def _random(model: nn.Module) -> list[Batch]:
 
 
 def _embeddings(model: nn.Module) -> Tensor | None:
-    """The weight of the model's input embeddings, if it says which these are."""
+    """The weight of the model's input embeddings, if the model says which these are."""
     try:
         weight = model.get_input_embeddings().weight  # type: ignore[operator]  # a method of transformers' models
     except (AttributeError, NotImplementedError):

@@ -1,4 +1,4 @@
-"""The calls that a model makes of what would be replaced: recorded while it runs, and made again one by one."""
+"""Records the calls that a running model makes of its targets, and makes them again one by one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Function = Callable[..., Any]
 
 
 class RecordedCall(NamedTuple):
-    """How a target was called.
+    """One call of a target.
 
     Attributes:
-        args: Its arguments, a module first where it is a method.
-        kwargs: Those by keyword.
-        seconds: How long that took, about.
+        args: The positional arguments. If the target is a method, its module comes first.
+        kwargs: The keyword arguments.
+        seconds: About how long the call took.
     """
 
     args: tuple[Any, ...]
@@ -41,7 +41,7 @@ class RecordedCall(NamedTuple):
         return tensors_in((self.args, dict(self.kwargs)))
 
     def with_each(self, change: Callable[[Tensor], Tensor]) -> RecordedCall:
-        """The same call, with each tensor changed."""
+        """The same call, with *change* applied to each tensor."""
         return self._replace(args=_changed(self.args, change), kwargs=_changed(dict(self.kwargs), change))
 
 
@@ -63,11 +63,11 @@ def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def sharing(model: nn.Module, *, buffers: bool = True) -> nn.Module:
-    """A copy of *model* with the same parameters: both must fit into memory.
+    """A copy of *model* that shares its parameters, so that both fit into memory.
 
     Args:
         model: Any module that can be copied.
-        buffers: Whether the copy has the same buffers, too, and not copies of them.
+        buffers: Whether the copy shares the buffers, too, instead of copying them.
     """
     tensors = [*model.parameters(), *(model.buffers() if buffers else ())]
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
@@ -76,16 +76,16 @@ def sharing(model: nn.Module, *, buffers: bool = True) -> nn.Module:
 def recorded(
     model: nn.Module, alike: Mapping[Hashable, Sequence[Patch]], run: Callable[[nn.Module], Any]
 ) -> dict[Hashable, RecordedCall]:
-    """The first call of each kind of target while *run* runs an unfused copy of *model*.
+    """Record the first call of each kind of target while *run* runs an unfused copy of *model*.
 
     Args:
-        model: The model; nothing of it is changed, and its parameters are those of the copy.
-        alike: By kind, the replacements that would be made of such targets.
+        model: The model. It is not changed; the copy shares its parameters.
+        alike: For each kind, the replacements that would be made of its targets.
         run: Runs a model.
 
     Returns:
-        By kind, what it was called with, tensors without the way that they were computed in. Kinds that were not called
-        are missing.
+        The call of each kind, its tensors detached from the graph that computed them. Kinds that were not called are
+        missing.
     """
     listening = sharing(model, buffers=False)
     for module in listening.modules():
@@ -96,7 +96,6 @@ def recorded(
         def record(*args: Any, **kwargs: Any) -> Any:
             if kind in calls:
                 return original(*args, **kwargs)
-            # Without what its tensors were computed from.
             call = RecordedCall(args, kwargs).with_each(lambda x: x.detach().requires_grad_(x.requires_grad))
             start = time.perf_counter()
             result = original(*args, **kwargs)
@@ -120,13 +119,13 @@ def recorded(
 
 
 def original_of(replacement: Function) -> Function:
-    """What *replacement* replaces."""
+    """The original that *replacement* replaces."""
     original: Function = replacement.__wrapped__  # type: ignore[attr-defined]  # functools.wraps left it there
     return original
 
 
 def make(function: Function, call: RecordedCall, leaves: Sequence[Tensor]) -> None:
-    """Make *call* of *function*, with the backward to *leaves* if there are any, and wait until it is done."""
+    """Call *function* as in *call*, run the backward to *leaves* if there are any, and wait until all is done."""
     with torch.set_grad_enabled(bool(leaves)):
         results = tensors_in(function(*call.args, **call.kwargs))
         if leaves:
@@ -136,13 +135,13 @@ def make(function: Function, call: RecordedCall, leaves: Sequence[Tensor]) -> No
 
 
 def leaves_of(call: RecordedCall, *, method: bool) -> list[Tensor]:
-    """What gradients of *call* go to: arguments, and the parameters of the module if a *method* is called."""
+    """The tensors that get gradients from *call*: arguments, and the module's parameters if a *method* is called."""
     parameters = call.args[0].parameters() if method else ()
     return [tensor for tensor in (*call.tensors, *parameters) if tensor.requires_grad]
 
 
 def wait_for(tensor: Tensor) -> None:
-    """Until the device has done its work."""
+    """Wait until the device of *tensor* has done its work."""
     backend: Any = getattr(torch, tensor.device.type, None)
     if hasattr(backend, "synchronize"):
         backend.synchronize()

@@ -1,4 +1,4 @@
-"""What was measured, and from which size on a kernel gains by it."""
+"""The measured times, and the sizes from which on a kernel gains according to them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import torch
 from fuseplug.patching.gains import NEVER, Ends, Gains, by_dtype
 
 MARGIN = 1.02
-"""How many times as fast as the original a kernel must be to be used, where it is measured. The same code timed against
-itself is at times a percent ahead."""
+"""How many times as fast as the original a measured kernel must be to be used. Code that is timed against itself is at
+times a percent ahead."""
 
 
 class Timing(NamedTuple):
-    """A kernel against its original in one call.
+    """The times of a kernel and its original in one call.
 
     Attributes:
-        original: Microseconds of the original, the median.
-        kernel: Those of the kernel.
-        gain: How many times as fast the kernel is: the median of the ratios, turn by turn.
+        original: The median of the original, in microseconds.
+        kernel: The median of the kernel, in microseconds.
+        gain: How many times as fast the kernel is: the median of the ratios of all turns.
     """
 
     original: float
@@ -33,13 +33,13 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True)
 class Figure:
-    """What was measured in one call that the model made.
+    """The times of one call that the model made.
 
     Attributes:
-        shape: That of the main input.
-        dtype: Its dtype, ``"bfloat16"``.
-        forward: The forward, without gradients.
-        both: Forward and backward; ``None`` if only the forward was timed.
+        shape: The shape of the main input.
+        dtype: The dtype of the main input, such as ``"bfloat16"``.
+        forward: The times of the forward without gradients.
+        both: The times of forward and backward; ``None`` if only the forward was timed.
     """
 
     shape: tuple[int, ...]
@@ -68,16 +68,17 @@ class Figure:
 
 
 def measured(declared: Gains, figures: Sequence[Figure]) -> Gains | None:
-    """From which size on a kernel gains.
+    """Find the sizes from which on a kernel gains.
 
     Args:
-        declared: What the kernel says. It stands for dtypes and kinds of calls that were not measured.
-        figures: What was measured.
+        declared: The sizes that the kernel declares. They stand for dtypes and kinds of calls that were not measured.
+        figures: The measured calls.
 
     Returns:
-        For each kind of call that was measured, the smallest size from which on all gain by `MARGIN`: *declared* if
-        that is smaller and the smallest gains too, `NEVER` if the largest does not gain. Up to which size the kernel
-        is used as well is as *declared*, if all gain that were measured there. ``None`` if no kind gains.
+        For each kind of call that was measured, the smallest size from which on all measured calls gain by `MARGIN`. If
+        all gain, a smaller size in *declared* stands; if the largest does not, the size is `NEVER`. The size up to
+        which the kernel is used as well stands as *declared*, if all calls measured there gain. ``None`` if no kind
+        gains.
     """
     training = [(figure.dtype, figure.elements, figure.both.gain) for figure in figures if figure.both is not None]
     inference = [(figure.dtype, figure.elements, figure.forward.gain) for figure in figures]
@@ -89,7 +90,7 @@ def measured(declared: Gains, figures: Sequence[Figure]) -> Gains | None:
 
 
 def _shown(declared: Sequence[Ends], figures: Sequence[tuple[str, int, float]]) -> dict[torch.dtype, Ends]:
-    """What *figures*, of dtype, elements and gain, show for each dtype of which there are some."""
+    """The sizes that *figures* (dtype, elements, gain) show, for each dtype that was measured."""
     shown: dict[torch.dtype, Ends] = {}
     for dtype, ends in by_dtype(declared).items():
         gains: dict[int, float] = {}
@@ -103,7 +104,7 @@ def _shown(declared: Sequence[Ends], figures: Sequence[tuple[str, int, float]]) 
         beyond = sorted((elements for elements in gains if elements > until), reverse=True)
         large = [*itertools.takewhile(gaining.__contains__, beyond)]
         least = large[-1] if large else NEVER
-        if large == beyond:  # or nothing was measured there
+        if large == beyond:  # all gain, or nothing was measured there
             least = min(ends.least, least)
         shown[dtype] = Ends(least, until)
     return shown

@@ -1,4 +1,4 @@
-"""The targets of a plan by kind, the run of the model that shows how each kind is called, and what came of it."""
+"""The targets of a plan by kind, the runs of the model that record how each kind is called, and the measured times."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Kind:
-    """Targets that take as long as each other: one replacement, of modules whose parameters have one shape.
+    """Targets that take equally long: they have one replacement, and their modules' parameters have the same shapes.
 
     Attributes:
         key: As `Keeping.key`.
-        patches: The replacements, by what they would replace.
-        recorded: Whether the model was run to see how they are called.
-        figures: What was measured, one for each different call.
+        patches: The replacements, by path and target.
+        recorded: Whether the model was run to record the calls of these targets.
+        figures: The measured times, one figure for each different call.
         fault: Why the kernel cannot be timed, if it or its original raises.
         note: Why there is no figure, if nothing is wrong.
     """
@@ -54,7 +54,7 @@ class Kind:
         return next(iter(self.patches.values()))
 
     def gains(self, declared: Gains) -> Gains | Rejection:
-        """From which size on the kernel is used; as *declared* where it was not measured, or not yet."""
+        """The sizes at which the kernel is used: *declared*, unless they were measured; or why it is not used."""
         if self.fault is not None:
             return self.fault
         if (gains := measured(declared, self.figures)) is not None:
@@ -68,11 +68,11 @@ class Kind:
 
 
 class Task(NamedTuple):
-    """Something to time.
+    """A call to time.
 
     Attributes:
-        kind: What is called.
-        call: How.
+        kind: The kind of the target.
+        call: The recorded call.
         main: The main input among the arguments.
     """
 
@@ -82,7 +82,7 @@ class Task(NamedTuple):
 
 
 def measurer(model: nn.Module, measure: object, *, device_type: str | None, gradients: bool, anew: bool) -> Kinds:
-    """What `fuseplug.planning.measurer.measurer_of` asks for.
+    """Make the measurer that `fuseplug.planning.measurer.measurer_of` returns.
 
     Raises:
         PlanError: If *measure* is no batch of the model, or the model cannot be run on *device_type*.
@@ -93,13 +93,13 @@ def measurer(model: nn.Module, measure: object, *, device_type: str | None, grad
 
 
 class Kinds:
-    """What is measured while one plan is made: a `fuseplug.planning.measurer.Measurer`.
+    """The kinds that are measured while one plan is made: a `fuseplug.planning.measurer.Measurer`.
 
     Args:
         model: The model.
-        runs: How it is run.
-        gradients: Whether it is run with gradients, and the backward is timed too.
-        kept: Where times are looked up, and kept for other processes.
+        runs: How the model is run.
+        gradients: Whether the model is run with gradients, and the backward is timed, too.
+        kept: The cache where times are looked up, and kept for other processes.
     """
 
     def __init__(self, model: nn.Module, runs: Runs, *, gradients: bool, kept: DiskCache) -> None:
@@ -114,7 +114,7 @@ class Kinds:
 
         Args:
             patch: A replacement that is not in place.
-            module: The module that it is of.
+            module: The module whose target it replaces.
             key: As `Keeping.key`.
         """
         kind = self._kinds.setdefault((patch.function, own_tensors_of(module)), Kind(functools.cache(key)))
@@ -137,7 +137,7 @@ class Kinds:
         return True
 
     def record(self) -> list[Task] | None:
-        """Run the model for the kinds that are new; return what is to be timed, or ``None`` if no kind is new.
+        """Run the model for the kinds that are new; return the calls to time, or ``None`` if no kind is new.
 
         Raises:
             PlanError: If the model cannot be copied, or raises.
@@ -153,13 +153,13 @@ class Kinds:
             return [task for key, kind in new.items() for task in _tasks(kind, [*calls[key].values()])]
 
     def seconds(self, tasks: Sequence[Task]) -> float:
-        """How long it takes to time *tasks*, at most and about, without what is compiled."""
+        """About how many seconds it takes to time *tasks* at most, compilers aside."""
         # A backward takes twice as long as its forward.
         works = (1, 3) if self._gradients else (1,)
         return sum(at_most(work * task.call.seconds) for task in tasks for work in works)
 
     def time(self, task: Task) -> None:
-        """Time *task*, and put the figure with its kind."""
+        """Time *task*, and add the figure, or the fault, to its kind."""
         kind = task.kind
         if kind.fault is not None:
             return
@@ -174,7 +174,7 @@ class Kinds:
         kind.figures = sorted([*kind.figures, measured_call], key=lambda figure: figure.elements)
 
     def notes(self) -> list[str]:
-        """What a user should know of kinds without a figure."""
+        """What a user should know about kinds without a figure."""
         return [
             f"not measured: {kind}, because {kind.note}; {kind.first.kernel_id} is used from the size that it declares"
             for kind in self._kinds.values()
@@ -183,7 +183,7 @@ class Kinds:
 
     @contextlib.contextmanager
     def _surroundings(self) -> Iterator[None]:
-        """In which the model is run, and its guards are asked about the calls that it made."""
+        """The context in which the model runs, and in which guards are asked about its calls."""
         with torch.set_grad_enabled(self._gradients), self._runs.entered():
             yield
 
@@ -208,7 +208,7 @@ class Kinds:
 
 
 def _tasks(kind: Kind, calls: Sequence[RecordedCall]) -> list[Task]:
-    """What is to be timed of *kind*: those of *calls* that reach the kernel."""
+    """The tasks of *kind*: those of *calls* that reach the kernel."""
     kind.recorded = True
     kind.note = "" if calls else "no batch leads to a call of it"
     tasks = []

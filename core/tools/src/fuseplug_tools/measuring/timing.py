@@ -1,4 +1,4 @@
-"""A kernel against its original in one call, by turns; or as it was found before, and kept."""
+"""Times a kernel against its original in one call, by turns, or looks up the times that were kept."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from fuseplug.patching import Patch
 
 SECONDS = 0.5
-"""How long a kernel and its original take turns, about. In less, calls of a tenth of a second have too few turns."""
+"""About how long a kernel and its original take turns. In less time, calls of a tenth of a second get too few turns."""
 
 _TURNS = 51
 
 
 def at_most(seconds: float) -> float:
-    """How long it takes to time a call of *seconds*: four times before anything counts, then by turns."""
+    """The longest time that it takes to time a call of *seconds*: four calls that do not count, then the turns."""
     return 4 * seconds + max(SECONDS, 2 * seconds)
 
 
@@ -37,8 +37,8 @@ class Keeping(NamedTuple):
     """Where times are kept.
 
     Attributes:
-        kept: For all of them.
-        key: Gives the hash of all that the kernel's calls depend on; ``""`` if it has none.
+        kept: The cache of all times.
+        key: Returns the hash of everything that the kernel's calls depend on; ``""`` if there is none.
     """
 
     kept: DiskCache
@@ -46,36 +46,36 @@ class Keeping(NamedTuple):
 
 
 def figure(patch: Patch, call: RecordedCall, main: Tensor, keeping: Keeping, *, gradients: bool) -> Figure:
-    """Time *call* of what *patch* replaces.
+    """Time *call* of the target that *patch* replaces.
 
     Args:
         patch: The replacement.
-        call: How it is called.
+        call: The call of its target.
         main: The main input among the arguments.
-        keeping: Where the times of other processes are.
+        keeping: Where the times from other processes are.
         gradients: Whether to time the backward, too.
 
     Raises:
-        Exception: What the kernel or the original raises.
+        Exception: Any that the kernel or the original raises.
     """
     forward = _kept_or_timed(patch, call.with_each(Tensor.detach), keeping, backward=False)
     both = None
     if gradients and main.is_floating_point():
-        # What the guard goes by, wherever the model's own call had it from.
+        # The guard goes by whether the main input requires gradients, so it must, whatever it did in the model's call.
         call = call.with_each(lambda tensor: tensor.detach().requires_grad_(tensor is main or tensor.requires_grad))
         both = _kept_or_timed(patch, call, keeping, backward=True)
     return Figure(tuple(main.shape), str(main.dtype).removeprefix("torch."), forward=forward, both=both)
 
 
 def described(call: RecordedCall) -> str:
-    """All of *call* that its time may depend on, but for values: shapes, strides, dtypes, numbers and flags."""
+    """Everything in *call* that its time may depend on, except values: shapes, strides, dtypes, numbers and flags."""
     flat = [*call.args, *(item for pair in call.kwargs.items() for item in pair)]
     numbers = [item for item in flat if item is None or type(item) in (bool, int, float, str)]
     return repr([*map(_layout, call.tensors), *numbers])
 
 
 def own_tensors_of(module: nn.Module) -> str:
-    """The same of the parameters of *module*."""
+    """The same as `described` for the parameters of *module*."""
     return repr([(name, *_layout(parameter)) for name, parameter in module.named_parameters()])
 
 
@@ -101,7 +101,7 @@ def _kept_or_timed(patch: Patch, call: RecordedCall, keeping: Keeping, *, backwa
 
 
 def _key(patch: Patch, call: RecordedCall, keeping: Keeping) -> str:
-    """What the time of *call* is kept under; which gradients it has is part of the call."""
+    """The key under which the time of *call* is kept. Which gradients are timed is part of *call*."""
     checked = keeping.key()
     if not checked:
         return ""
@@ -113,7 +113,7 @@ def _key(patch: Patch, call: RecordedCall, keeping: Keeping) -> str:
 
 
 def _timing_of(answer: Any) -> Timing | None:
-    """What was kept; ``None`` if it is something else."""
+    """The timing in *answer*, which was kept; ``None`` if *answer* holds none."""
     try:
         timing = Timing(*(float(answer[name]) for name in Timing._fields))
     except (TypeError, KeyError, ValueError):

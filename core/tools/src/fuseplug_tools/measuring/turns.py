@@ -1,4 +1,4 @@
-"""Contenders timed by turns, so that a busy moment of the machine meets them all."""
+"""Times contenders by turns, so that a busy moment of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _SHORT = 2e-3
-"""Seconds below which a call is timed several at a time, or the clock is what is measured."""
+"""Calls of fewer seconds are timed several at a time; one alone would measure the clock."""
 
 _MOST_AT_A_TIME = 50
 
 _LEAST = 3
-"""Turns whose median one busy moment does not move."""
+"""The least number of turns whose median one busy moment does not change."""
 
 
 def by_turns(
@@ -28,23 +28,23 @@ def by_turns(
     within: float | None = None,
     least: int | None = None,
 ) -> dict[str, list[float]]:
-    """Time each contender *repeats* times, one after the other in each turn, in an order of its own.
+    """Time each contender *repeats* times. In each turn, all contenders run one after the other, in a new order.
 
-    Whoever comes after a contender that fills the caches or frees much memory pays for it: in one order for all turns
-    that is always the same one.
+    A contender that fills the caches or frees much memory slows down the next one. In a fixed order, the next one
+    would always be the same.
 
     Args:
-        contenders: What to call, by name. Each returns when its work is done.
+        contenders: The functions to call, by name. Each returns when its work is done.
         repeats: How many turns count.
-        settle: Called before each call that is timed, for what is still under way from the one before.
-        warm_up: How many turns go before these, and do not count.
-        at_a_time: How many calls a contender makes in its turn, at the least; more of them if they are short.
-        after_turn: Called after each turn with how many counted so far.
-        within: Seconds after which no turn is begun, once *least* have counted.
-        least: By default three; or one, if a single call takes longer than *within*.
+        settle: Called before each measurement, to finish work of the previous contender that is still under way.
+        warm_up: How many turns come before these and do not count.
+        at_a_time: How many calls a contender makes in its turn at least; short calls are made more often.
+        after_turn: Called after each turn with the number of turns that counted so far.
+        within: Seconds after which no turn begins, once *least* turns have counted.
+        least: How many turns count at least. The default is three, or one if a single call takes longer than *within*.
 
     Returns:
-        The microseconds of a call, for each contender one number a turn.
+        For each contender, the microseconds of a call in each turn.
     """
     first = next(iter(contenders.values()))
     first()
@@ -76,7 +76,7 @@ def by_turns(
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles, worst and number of *values*, two at least."""
+    """Median, quartiles, maximum and number of *values*, which must be at least two."""
     low, _, high = statistics.quantiles(values, n=4)
     return {
         "median": statistics.median(values),

@@ -1,4 +1,4 @@
-"""``fuseplug new``. Importing this imports no torch."""
+"""``fuseplug new``. Importing this module imports no torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def new(
         typer.echo(f"  {path.as_posix():<40} {edits.get(path, '')}".rstrip())
     commands = (f"cd {folder}", 'pip install -e ".[testing]"', "pytest")
     typer.echo("\n".join(["\nNow:", *(f"  {command}" for command in commands)]))
-    # Where another device is only stood in for, the tests know how.
+    # Only the tests know how to stand in for a device that is not here.
     again = f"fuseplug check {request.kernel_id} --quick" if backend == "inductor" else "pytest"
     typer.echo("\nThen change the files that have a note above, one after the other, and check after each:")
     typer.echo(f"  {again}")

@@ -1,4 +1,4 @@
-"""The ops that exist already, and what a new kernel of one inherits from its package."""
+"""The ops that exist already, and what a new kernel for one of them inherits from the op's package."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 
 class KnownOp(NamedTuple):
-    """An op of a distribution of Fuseplug's own.
+    """An op of one of Fuseplug's own distributions.
 
     Attributes:
-        distribution: That of the op.
+        distribution: The distribution of the op.
         base: The class in its ``kernels.py`` that recognises the op.
-        function: What a backend computes, a name in its ``reference.py``.
-        variants: Those that the kernel of a template computes.
+        function: The function in its ``reference.py`` that a backend computes.
+        variants: The variants that the kernel of a template computes.
     """
 
     distribution: str
@@ -36,4 +36,4 @@ NOT_TEMPLATES = {
         **dict.fromkeys(("gated_delta_rule", "selective_scan", "ssd"), "go from chunk to chunk, forward and back"),
     }.items()
 }
-"""Ops that exist and have no template, with what to do instead."""
+"""The ops that exist already and have no template, each with what to do instead."""

@@ -1,4 +1,4 @@
-"""What a user of ``fuseplug new`` asks for, checked."""
+"""The checked arguments of ``fuseplug new``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Request:
         op: A key of `KNOWN_OPS`, or a new op.
         backend: One of `BACKENDS`.
         tensors: Parameters and buffers of a module with a new op.
-        numbers: Its other attributes, and a value of each.
+        numbers: The other attributes of such a module, each with a value.
     """
 
     stem: str
@@ -72,7 +72,7 @@ def request_of(name: str, *, op: str, backend: str, params: str) -> Request:
     """Check the arguments of ``fuseplug new``.
 
     Raises:
-        FuseplugError: If one of them is not what it must be.
+        FuseplugError: If an argument is invalid.
     """
     stem = _stem(name)
     if backend not in BACKENDS:

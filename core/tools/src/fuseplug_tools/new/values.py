@@ -1,4 +1,4 @@
-"""What stands in the place of each ``$name`` in the templates."""
+"""The values that replace each ``$name`` in the templates."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .request import Request
 
 
 class _Backend(NamedTuple):
-    """What depends on the backend.
+    """The values that depend on the backend.
 
     Attributes:
-        base: The class of ``fuseplug_backends.<backend>`` in front of the kernel's.
-        extra: The extra of the entry point.
-        requirement: What the extra installs.
-        testing: What the tests need besides.
+        base: The class of ``fuseplug_backends.<backend>`` that is the first base of the kernel's class.
+        extra: The extra that the entry point names.
+        requirement: The requirement that the extra installs.
+        testing: The requirements of the tests beyond those of every kernel.
         addopts: Options of pytest.
         devices: Where the kernel runs.
         machine: What the machine must have, for the README.
-        device: An expression: where the tests run the kernel.
+        device: An expression for the device on which the tests run the kernel.
     """
 
     base: str
@@ -61,7 +61,7 @@ _BACKENDS = {
         device='"npu"',
         extra="npu",
         requirement="torch_npu>=2.7",
-        testing=("torch_npu>=2.7", "numpy", "pyyaml"),  # the last two torch_npu imports, and does not require
+        testing=("torch_npu>=2.7", "numpy", "pyyaml"),  # torch_npu imports the last two, but does not require them
         addopts="--fuseplug-host-npu",
     ),
 }
@@ -78,7 +78,7 @@ _GAINS = '''
 
 
 def values_of(request: Request) -> dict[str, str]:
-    """The values of all templates of a distribution."""
+    """The values for all templates of a distribution."""
     version = Version(importlib_metadata.version("fuseplug"))
     series = f">={version.major}.{version.minor},<{version.major}.{version.minor + 1}"
     api = f">={version.major}.{version.minor},<2"  # API 1 is kept to the end of 1.x
@@ -119,7 +119,7 @@ def values_of(request: Request) -> dict[str, str]:
 
 
 def _of_backend(request: Request) -> str:
-    """What a class says besides its names."""
+    """The lines that the backend adds to the class of the kernel."""
     if request.backend == "inductor":
         return _GAINS
     if request.backend == "npu":
@@ -140,7 +140,7 @@ def _of_a_known_op(name: str) -> dict[str, str]:
 
 
 def _of_a_new_op(request: Request, title: str) -> dict[str, str]:
-    """The formula ``x · silu(x)``, times the first tensor, plus all else, in the forms in which the files write it."""
+    """The formula ``x · silu(x)``, times the first tensor, plus the other parameters, in the forms that files need."""
     tensors, numbers = request.tensors, tuple(name for name, _ in request.numbers)
     names = (*tensors, *numbers)
     return {
@@ -180,13 +180,13 @@ def _of_a_new_op(request: Request, title: str) -> dict[str, str]:
 
 
 def _formula(tensors: Iterable[str], numbers: Iterable[str]) -> str:
-    """What comes after ``x · silu(x)``."""
+    """The part of the formula after ``x · silu(x)``."""
     first, *others = (*tensors,) or ("",)
     return (f" * {first}" if first else "") + _for_each(" + {}", (*others, *numbers))
 
 
 def _of_triton(tensors: tuple[str, ...], numbers: tuple[str, ...]) -> dict[str, str]:
-    """A program reads each tensor once; it goes by the name of its pointer from then on."""
+    """The values for Triton. A program loads each tensor once, and gives the result the name of the pointer."""
     return {
         "loads": _for_each("\n    {0} = tl.load({0} + column, mask=inside, other=0.0).to(tl.float32)", tensors),
         "schema": "Tensor x" + _for_each(", Tensor {}", tensors) + _for_each(", float {}", numbers),
@@ -195,7 +195,7 @@ def _of_triton(tensors: tuple[str, ...], numbers: tuple[str, ...]) -> dict[str, 
 
 
 def _other_numbers(numbers: tuple[str, ...]) -> str:
-    """Values that no module has, so that it shows which numbers are used."""
+    """Numbers that no module has, so that a check shows which of them the code uses."""
     if not numbers:
         return ""
     return ", attributes={" + ", ".join(f'"{name}": {0.25 + 0.5 * at}' for at, name in enumerate(numbers)) + "}"

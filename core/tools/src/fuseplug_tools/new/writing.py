@@ -55,10 +55,10 @@ def write(request: Request, folder: Path) -> tuple[list[PurePosixPath], dict[Pur
     """Write the distribution into *folder*, which does not exist yet or is empty.
 
     Returns:
-        The files, relative to *folder*, and what its author puts into some of them.
+        The paths of the files, relative to *folder*, and for some of them what the author is to put there.
 
     Raises:
-        FuseplugError: If there is something in *folder*, or it cannot be written.
+        FuseplugError: If *folder* is not empty, or cannot be written.
     """
     rendered = render(request)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -1,4 +1,4 @@
-"""``fuseplug run``. Importing this imports no torch."""
+"""``fuseplug run``. Importing this module imports no torch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .reports import begin
 
 INJECTED = Path(__file__).parents[1] / "fusing" / "injected"
 NOT_FOUND = 127
-"""What shells return for it."""
+"""The exit status that shells give for a command that they do not find."""
 
 
 class Mode(StrEnum):
-    """What ``--mode`` takes."""
+    """The values of ``--mode``."""
 
     training = "training"
     inference = "inference"
@@ -33,7 +33,7 @@ class Mode(StrEnum):
 app = typer.Typer(add_completion=False)
 
 
-@app.command(context_settings={"allow_interspersed_args": False})  # what follows the command is the command's
+@app.command(context_settings={"allow_interspersed_args": False})  # options after the command belong to the command
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="python train.py, torchrun …, and so on.")],
     mode: Annotated[
@@ -73,10 +73,10 @@ def run(
 
 
 def injected(environ: Mapping[str, str], options: RunOptions) -> dict[str, str]:
-    """*environ*, in which every Python fuses what it trains.
+    """*environ*, with variables that make every Python process fuse its models.
 
     Raises:
-        SettingsError: If Fuseplug is where ``PYTHONPATH`` cannot name it.
+        SettingsError: If ``PYTHONPATH`` cannot hold the path of Fuseplug.
     """
     here = str(INJECTED)
     if os.pathsep in here:
@@ -92,7 +92,7 @@ def injected(environ: Mapping[str, str], options: RunOptions) -> dict[str, str]:
 
 
 def _become(program: str, command: list[str], environ: Mapping[str, str]) -> None:
-    """Go on as the command, so that signals and the exit status are its own."""
+    """Become the command, so that signals and the exit status are those of the command."""
     if os.name == "posix":
         os.execve(program, command, environ)  # noqa: S606 - it is the user's command
     raise typer.Exit(subprocess.run([program, *command[1:]], env=environ, check=False).returncode)  # noqa: S603

@@ -1,4 +1,4 @@
-"""What the user of ``fuseplug run`` wants, as its processes hand it on: in an environment variable."""
+"""The options of ``fuseplug run``, which its processes hand on in an environment variable."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fuseplug.contract import Mode
 
 VARIABLE = "FUSEPLUG_RUN"
 MODULES_VARIABLE = "FUSEPLUG_RUN_MODULES"
-"""A variable of its own, because it is read whenever a Python starts, and the import of `json` takes time."""
+"""A separate variable, because every Python process reads it at its start, and importing `json` takes time."""
 
 TRANSFORMERS = "transformers.modeling_utils"
 ACCELERATE = "accelerate.accelerator"
 FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 LLAMA_FACTORY = "llamafactory.v1.plugins.model_plugins.kernels.interface"
 MODULES = (TRANSFORMERS, ACCELERATE, FSDP1, LLAMA_FACTORY)
-"""The modules in which something is wrapped once they are imported."""
+"""The modules in which functions are wrapped after the import."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class RunOptions:
     """The options of ``fuseplug run``.
 
     Attributes:
-        mode: Whether models are fused that are trained, or that are called without gradients.
+        mode: Whether to fuse models that are trained, or models that are called without gradients.
         include, exclude, only, skip, allow: As in `fuseplug.KernelManager.plan`.
-        report: The file for the reports; ``None``: none is written.
-        strict: Whether what goes wrong ends the run.
-        dry_run: Whether models are planned only.
+        report: The file for the reports; ``None`` to write none.
+        strict: Whether an error ends the run.
+        dry_run: Whether to make plans without applying them.
     """
 
     mode: Mode = "training"
@@ -45,12 +45,12 @@ class RunOptions:
     dry_run: bool = False
 
     def to_environment(self) -> str:
-        """The value of the variable."""
+        """The value of the variable `VARIABLE`."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> RunOptions:
-        """What the variable says."""
+        """The options that the variable `VARIABLE` holds."""
         options = json.loads(environ.get(VARIABLE, "{}"))
         values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in options.items()}
         return cls(**values)

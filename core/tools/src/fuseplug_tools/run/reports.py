@@ -11,7 +11,7 @@ from fuseplug.errors import SettingsError
 
 
 def begin(path: Path) -> None:
-    """Write the list of no reports.
+    """Write an empty list of reports.
 
     Raises:
         SettingsError: If *path* cannot be written.
@@ -30,7 +30,7 @@ def add(path: Path, report: dict[str, Any]) -> int:
 
 
 def complete(path: Path, number: int, **more: Any) -> None:
-    """Say *more* in the report of this *number*. One that somebody has removed stays so."""
+    """Add *more* to the report with this *number*. If somebody removed that report, it stays removed."""
     reports = _read(path)
     if number < len(reports):
         reports[number] |= more
@@ -43,7 +43,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _write(path: Path, reports: list[dict[str, Any]]) -> None:
-    """Whoever reads the file meanwhile finds it whole."""
+    """Replace the file at once, so that a reader always finds a whole one."""
     half = path.with_name(f"{path.name}.{os.getpid()}")
     half.write_text(json.dumps(reports, indent=2, default=str) + "\n")
     half.replace(path)

@@ -15,10 +15,10 @@ class Arguments:
     """The arguments of a call.
 
     Attributes:
-        values: Those by position.
-        rest: An item of a ``*args`` whose length is not known, which may follow *values*.
-        named: Those by keyword.
-        others: What ``**kwargs`` may bring besides, by name; ``None`` stands for names that are not known.
+        values: The positional arguments.
+        rest: An item of a ``*args`` whose length is not known; such items may follow *values*.
+        named: The keyword arguments.
+        others: Further arguments that ``**kwargs`` may bring, by name; ``None`` stands for names that are not known.
     """
 
     values: tuple[Value, ...] = ()
@@ -28,7 +28,7 @@ class Arguments:
 
     @property
     def all(self) -> list[Value]:
-        """All of them."""
+        """All arguments."""
         return [*self.values, *filter(None, [self.rest]), *self.named.values(), *self.others.values()]
 
     def after(self, *first: Value) -> Arguments:
@@ -36,19 +36,19 @@ class Arguments:
         return replace(self, values=(*first, *self.values))
 
     def at(self, position: int, name: str = "") -> Value | None:
-        """The argument at *position*, or of *name*."""
+        """The argument at *position*, or the one called *name*."""
         return self.values[position] if position < len(self.values) else self.named.get(name)
 
 
 def parameters(function: types.FunctionType) -> list[inspect.Parameter]:
-    """The parameters of *function* itself, whatever it says of its signature."""
+    """The parameters of *function* itself, even if it claims another signature."""
     plain = types.FunctionType(function.__code__, {}, argdefs=function.__defaults__, closure=function.__closure__)
     plain.__kwdefaults__ = function.__kwdefaults__
     return [*inspect.signature(plain).parameters.values()]
 
 
 def bind(function: types.FunctionType, arguments: Arguments) -> dict[str, Value]:
-    """What each parameter of *function* stands for. What ``**kwargs`` bring may also be left out."""
+    """What each parameter of *function* stands for. An argument from ``**kwargs`` may also be left out."""
     bound: dict[str, Value] = {}
     values, named, others = list(arguments.values), dict(arguments.named), dict(arguments.others)
     for parameter in parameters(function):
@@ -70,6 +70,6 @@ def bind(function: types.FunctionType, arguments: Arguments) -> dict[str, Value]
 
 def _default(parameter: inspect.Parameter) -> Value | None:
     value = parameter.default
-    # A default is made once and shared by all calls, so a call does not own one that can change.
+    # A default is made once and shared by all calls, so a default that can change does not belong to one call.
     fresh = is_a(value, (int, float, str, tuple, type(None)))
     return None if value is parameter.empty else known(value, fresh=fresh)

@@ -72,22 +72,22 @@ _BY_FUNCTION: list[tuple[_Call, tuple[Any, ...]]] = [
     (_getattr, (getattr,)),
     (_hasattr, (hasattr,)),
     (_effect, (setattr, delattr, print, __import__)),
-    (lambda *_: NOTHING, (isinstance, issubclass, callable)),  # kinds of arguments are compared at each call
+    (lambda *_: NOTHING, (isinstance, issubclass, callable)),  # the guard compares the kinds of arguments at each call
     (_len, (len,)),
     (_number, (abs, round, sum, any, all, pow, int, float, bool, str, slice, complex, math.prod)),
     (_zip, (zip,)),
     (_enumerate, (enumerate,)),
     (_collected, (tuple, list)),
     (_range, (range,)),
-    # What is scripted is no longer Python, and is not read.
+    # Scripted code is no longer Python, and is not read.
     (lambda *_: known(False), (torch.jit.is_scripting,)),  # type: ignore[attr-defined]
 ]
 BUILTINS: Mapping[int, _Call] = {id(function): handler for handler, functions in _BY_FUNCTION for function in functions}
-"""By the ``id`` of the function: not everything that is called has a hash."""
+"""Handlers by the ``id`` of the function, because not everything that is called has a hash."""
 
 
 def method_of_python(walk: Walking, node: Any, receiver: Value, name: str, arguments: Arguments) -> Value:
-    """A call of the method *name* of a string or container, which was made in the call, or outlives it."""
+    """Follow a call of the method *name* of a string or container, whether made in the call or outliving it."""
     if name in MUTATES and receiver.foreign:
         walk.note(walk.reader.reading.side_effects, node)
         return Value(tried=True)
@@ -102,4 +102,4 @@ def method_of_python(walk: Walking, node: Any, receiver: Value, name: str, argum
         if name == "__getitem__" or (value is not NEVER and receiver.known and first.known):
             return value
         return either((value, arguments.at(1, "default") or known(None)))
-    return walk.unread(node, f"what is called {name} is not known")
+    return walk.unread(node, f"it is not known which {name} is called")

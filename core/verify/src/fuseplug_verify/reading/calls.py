@@ -1,4 +1,4 @@
-"""What a call runs, returns and changes."""
+"""Finds what a call runs, returns and changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .values import NEVER, NOTHING, Value, either, is_tried, known, part_of
 from .walking import Walking
 
 CONTEXTS = (torch.autocast, contextlib.nullcontext, torch.no_grad, torch.enable_grad, torch.inference_mode)
-"""Contexts that may be entered: the runs of the original enter them, too."""
+"""Contexts that the code may enter: the runs of the original enter them, too."""
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, type)
 
@@ -55,7 +55,7 @@ def _call(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Va
 
 
 def _logs(function: Value, thing: Any) -> bool:
-    """Whether a call only logs; what is logged once is memoised."""
+    """Whether a call only logs. Functions that log a message once are memoised."""
     plain = is_a(thing, (types.FunctionType, types.BuiltinFunctionType))
     name = function.name or (thing.__name__ if plain else "")
     logger = function.receiver is not None and is_a(function.receiver.object, logging.Logger | logging.LoggerAdapter)
@@ -97,7 +97,7 @@ def _function(walk: Walking, node: Any, function: Value, arguments: Arguments) -
 
 
 def _instance(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
-    """An instance of a class."""
+    """Follow a call of a class: its value is an instance."""
     cls = function.object
     if issubclass(cls, CONTEXTS):
         return Value(cls=cls)
@@ -115,7 +115,7 @@ def _instance(walk: Walking, node: Any, function: Value, arguments: Arguments) -
 
 
 def _made(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
-    """A call of a module that was made in the call."""
+    """Follow a call of a module that was made in the call."""
     forward = in_class(function.cls or object, "forward")
     if is_readable(forward) and in_class(function.cls or object, "__call__") is nn.Module.__call__:
         return walk.reader.function(forward, arguments.after(function))
@@ -123,7 +123,7 @@ def _made(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Va
 
 
 def _other(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
-    """A call of something that is neither a function of Python nor a module nor a class."""
+    """Follow a call of something that is neither a Python function nor a module nor a class."""
     thing = function.object
     method = in_class(type(thing), "__call__")
     if method is MISSING:
@@ -146,7 +146,7 @@ def _memoised(walk: Walking, node: Any, function: Value, arguments: Arguments) -
 
 
 def _of_tensor(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
-    """A method of what is not known, which may be a tensor; or of a container that was made in the call."""
+    """Follow a call of a method of an unknown value, which may be a tensor, or of a container made in the call."""
     receiver = function.receiver
     if receiver is None:
         what = "an argument" if function.argument else "what is not known"
@@ -154,7 +154,7 @@ def _of_tensor(walk: Walking, node: Any, function: Value, arguments: Arguments) 
     if receiver.items is not None or receiver.named is not None:
         return method_of_python(walk, node, receiver, function.name, arguments)
     if not hasattr(receiver.cls or Tensor, function.name) or (receiver.cls and issubclass(receiver.cls, CONTEXTS)):
-        return walk.unread(node, f"what is called {function.name} is not known")
+        return walk.unread(node, f"it is not known which {function.name} is called")
     return _computed(walk, node, function, MISSING, arguments)
 
 
@@ -168,13 +168,13 @@ _BY_KIND: tuple[tuple[type, _Handler], ...] = (
 
 
 def _computed(walk: Walking, node: Any, function: Value, thing: Any, arguments: Arguments) -> Value:
-    """What a function of a library, or a method of a tensor, returns: its code is not read."""
+    """What a function of a library, or a method of a tensor, returns. Its code is not read."""
     receiver = function.receiver if function.receiver and not is_a(function.receiver.object, types.ModuleType) else None
     name = function.name if thing is MISSING else getattr(thing, "__name__", function.name)
     reading = walk.reader.reading
     tensors = [*filter(None, [receiver]), *arguments.all]
     if not computes(thing, name):
-        return walk.unread(node, f"{home(thing)}.{name} is not known only to compute")
+        return walk.unread(node, f"{home(thing)}.{name} may do more than compute")
     for value in tensors:
         _hand_over(walk, node, value)
     reading.draws |= name in RANDOM
@@ -193,7 +193,7 @@ def _computed(walk: Walking, node: Any, function: Value, thing: Any, arguments: 
 
 
 def computes(thing: Any, name: str) -> bool:
-    """Say whether *thing*, of a library, is known to do nothing but compute; *name* is its name."""
+    """Whether *thing*, a library's function of this *name*, is known to do nothing but compute."""
     if name in NOT_COMPUTING:
         return False
     if thing is MISSING:
@@ -207,7 +207,7 @@ def computes(thing: Any, name: str) -> bool:
         return False
     if is_a(thing, types.BuiltinFunctionType) and hasattr(torch.ops.aten, name):
         return True
-    # A scan calls the function that it is handed, and does nothing else.
+    # A scan only calls the function that it is given.
     return is_a(thing, _FUNCTIONS) and name in CREATES | DTYPES | SHAPES | {"associative_scan"}
 
 
@@ -219,21 +219,21 @@ def _is_in_place(thing: Any, name: str, arguments: Arguments) -> bool:
     inplace = arguments.named.get("inplace")
     if inplace is not None:
         return inplace.object is not False
-    # It may be given by position, as to F.relu.
+    # *inplace* may be given by position, as to F.relu.
     by_position = home(thing) == "torch.nn.functional" and any(value.object is True for value in arguments.values)
     return by_position or (name.endswith("_") and not name.endswith("__"))
 
 
 def _hand_over(walk: Walking, node: Any, value: Value) -> None:
-    """What a library's code does with an object of a model is not known."""
+    """Note the objects of a model in *value* as unread: what a library's code does with them is not known."""
     for option in _parts(value):
         walk.opaque(node, option)
         if is_a(option.object, (types.FunctionType, types.MethodType, nn.Module)):
-            walk.unread(node, f"a {type(option.object).__name__} is handed to what is not read")
+            walk.unread(node, f"a {type(option.object).__name__} is passed to code that is not read")
 
 
 def _parts(value: Value) -> Iterator[Value]:
-    """What *value* may be, and what is in it."""
+    """Everything that *value* may be, and everything in it."""
     for option in value.each:
         yield option
         for item in option.items or ():

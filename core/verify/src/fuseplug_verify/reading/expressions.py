@@ -1,4 +1,4 @@
-"""What an expression stands for. A kind of expression that has no method here is not read."""
+"""Finds what an expression stands for. Kinds of expressions without a method here are not read."""
 
 # ruff: noqa: D102 - an on_ method says in its name what it is for
 from __future__ import annotations
@@ -55,12 +55,12 @@ class Expressions(Walking):
         """What *node* stands for."""
         handler = getattr(self, f"on_{type(node).__name__.lower()}", None)
         if handler is None:
-            return self.unread(node, f"what is not read is {type(node).__name__}")
+            return self.unread(node, f"the reader does not know {type(node).__name__}")
         value: Value = handler(node)
         return value
 
     def condition(self, test: Any, *, raises: bool = False) -> Value:
-        """What *test* stands for; it is a branch if only examples can vary it. Each part of ``and`` is by itself."""
+        """What *test* stands for. It, or a part of its ``and`` or ``or``, is a branch if only examples can vary it."""
         if isinstance(test, ast.BoolOp):
             return Value(tried=is_tried([self.condition(part, raises=raises) for part in test.values]))
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -106,7 +106,7 @@ class Expressions(Walking):
         return self.unread(node, "not all keys of a dict are known")
 
     def on_dictcomp(self, node: ast.DictComp) -> Value:
-        """One that only leaves out keyword arguments, as decorators do: any of them may be left out anyway."""
+        """Read a dict that only leaves out keyword arguments, as decorators do: any of them may be left out anyway."""
         parts = _LEAVES_OUT.fullmatch(ast.unparse(node))
         whole = self.name(parts[3]) if parts else NOTHING
         if parts and whole.named is not None:
@@ -153,7 +153,7 @@ class Expressions(Walking):
         if all(isinstance(op, _IS) for op in node.ops):
             return NOTHING
         if all(isinstance(op, _IN) for op in node.ops) and is_a(values[0].object, str) and last.named is not None:
-            return NOTHING  # which arguments there are is compared at each call
+            return NOTHING  # the guard compares which arguments there are
         for option in last.each:
             if (
                 isinstance(node.ops[-1], _IN)
@@ -194,13 +194,13 @@ class Expressions(Walking):
                 continue
             for option in value.each:
                 if option.named is None and option is not NEVER:
-                    self.unread(node, "what ** hands on is not known")
+                    self.unread(node, "the arguments that ** passes on are not known")
                 for name, item in (option.named or {}).items():
                     others[name] = either((others[name], item)) if name in others else item
         return Arguments(tuple(values), either(rest) if rest else None, named, others)
 
     def _super(self, node: ast.Call) -> Value:
-        """What ``super()`` is, without arguments."""
+        """What ``super()`` without arguments stands for."""
         code = self.function.__code__
         itself = self.names.get(code.co_varnames[0], NOTHING) if code.co_argcount else NOTHING
         cls = self.name("__class__").object if "__class__" in code.co_freevars else MISSING

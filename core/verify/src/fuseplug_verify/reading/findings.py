@@ -14,7 +14,7 @@ Path: TypeAlias = tuple[str, ...]
 """Names below a module; ``"*"`` stands for each item of a list or dict of modules."""
 
 Span: TypeAlias = tuple[int, int, int, int]
-"""First line, first column, last line, last column: as in ``types.CodeType.co_positions``, but lines first."""
+"""First line, first column, last line, last column: as in ``types.CodeType.co_positions``, in another order."""
 
 
 class _Missing(enum.Enum):
@@ -22,7 +22,7 @@ class _Missing(enum.Enum):
 
 
 MISSING: Final = _Missing.MISSING
-"""Nothing is there."""
+"""Stands for a value where there is none."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class CodePlace:
         text: The code and where it is, for a person: ``"x[0] = 3 (line 12 of Llama.forward)"``.
         inside: The path of the called child whose forward contains it; ``()`` for the module itself.
         file: The file that it is in.
-        span: First line, first column, last line, last column; ``None`` where no one place is meant.
+        span: First line, first column, last line, last column; ``None`` if no single place is meant.
         source: The code alone, as `ast.unparse` writes it.
     """
 
@@ -52,7 +52,7 @@ class Looked:
         space: Where it is looked up: the globals of a function, the namespace of a module, object or class, a dict; or
             the closure cell that is read.
         name: The name.
-        value: What it is now, or `MISSING`.
+        value: Its present value, or `MISSING`.
         inside: The path of the called child whose forward looks it up; ``()`` for the module itself.
     """
 
@@ -64,14 +64,14 @@ class Looked:
 
 @dataclass
 class Reading:
-    """Everything that was found.
+    """Everything that a reading found.
 
     Attributes:
         reads: The chains of attributes below the module that are read, with what is there now, or `MISSING`. A property
             of a Python class is read like a function, so what it reads is listed in its place.
         calls: The modules below the module that are called; their forwards are read too.
         methods: The methods used, of the module and of what is below it, by the owner's path and the method's name.
-        globals: What is looked up elsewhere, closure cells included, once for each child whose forward does.
+        globals: Names that are looked up elsewhere, closure cells included, once for each child whose forward does so.
         side_effects: Changes of anything that was not made in the call. Writing into a tensor argument does not
             count, because running the function shows it.
         branches: Tests of what only examples can vary: shapes, values and memory of tensors, whether gradients are

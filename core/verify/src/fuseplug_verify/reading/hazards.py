@@ -1,4 +1,4 @@
-"""Tells whether something may be called only to see what it returns."""
+"""Tells whether something may be called just to see what it returns."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from .reader import read
 def hazard(called: Any) -> str:
     """Say why *called* must not be called just to find out what it is; ``""`` if it only computes.
 
-    It is for a kernel whose ``match`` calls a function or an activation of a model to find out what it computes. If the
-    code has side effects, the match would cause them, although it must change nothing. This function runs nothing.
+    This is for a kernel whose ``match`` calls a function or an activation of a model to find out what it computes. If
+    the code has side effects, the match would cause them, although a match must change nothing. This function runs
+    nothing.
 
     Args:
         called: A function, a method of an instance, a module or a partial, also one of torch or Python.

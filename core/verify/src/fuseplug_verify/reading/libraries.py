@@ -1,4 +1,4 @@
-"""Decides whose code is read: that of models. Functions of torch and Python are known by their names."""
+"""Decides whose code is read: the code of models. Functions of torch and Python are known by their names."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .lookup import is_a
 
 _LIBRARIES = frozenset({"torch", "torch_npu", "numpy", "einops", "triton", "typing_extensions", "packaging"})
 _TRANSPARENT = ("functools", "torch.compiler", *DYNAMO_WRAPPERS)
-"""Where wrappers are written that compute what they wrap, and do nothing else."""
+"""The Python modules that define wrappers which only call what they wrap."""
 
 
 def home(thing: Any) -> str:
-    """The name of the Python module that *thing*, a function, a class or an object, is written in.
+    """The name of the Python module that defines *thing*, a function, a class or an object.
 
-    Of a function its globals decide, because torch's decorators copy ``__module__`` from what they decorate.
+    For a function, its globals decide, because torch's decorators copy ``__module__`` from what they decorate.
     """
     if is_a(thing, types.FunctionType):
         return str(thing.__globals__.get("__name__", ""))
@@ -32,13 +32,13 @@ def home(thing: Any) -> str:
 
 
 def is_library(thing: Any) -> bool:
-    """Say whether *thing* belongs to torch, Python itself, or another library that only computes."""
+    """Whether *thing* belongs to torch, Python itself, or another library that only computes."""
     top = home(thing).partition(".")[0]
     return top in _LIBRARIES or (top in sys.stdlib_module_names and top != "__main__")
 
 
 def is_readable(function: Any) -> bool:
-    """Say whether *function* is Python code of a model or of `torch.nn.modules`."""
+    """Whether *function* is Python code of a model or of `torch.nn.modules`."""
     if not is_a(function, types.FunctionType):
         return False
     name = home(function)
@@ -46,7 +46,7 @@ def is_readable(function: Any) -> bool:
 
 
 def layers(function: Any) -> list[types.FunctionType]:
-    """*function* and what its decorators wrap, as they say by ``functools.wraps``; nothing if it is no function."""
+    """*function* and what its decorators wrap, according to ``functools.wraps``; empty if it is not a function."""
     layers: list[types.FunctionType] = []
     while is_a(function, types.FunctionType) and function not in layers:
         layers.append(function)
@@ -55,12 +55,12 @@ def layers(function: Any) -> list[types.FunctionType]:
 
 
 def unwrapped(function: types.FunctionType) -> types.FunctionType:
-    """*function*, or what it wraps if it is a wrapper of a library that only calls that."""
+    """*function*; or what it wraps, if it is a library's wrapper that only calls what it wraps."""
     every = layers(function)
     outer = (layer for layer in every if is_readable(layer) or not home(layer).startswith(_TRANSPARENT))
     return next(outer, every[-1])
 
 
 def is_wrapped(function: Any) -> bool:
-    """Say whether *function*, or what its decorators wrap, is code to be read."""
+    """Whether *function*, or what its decorators wrap, is code to be read."""
     return any(map(is_readable, layers(function)))

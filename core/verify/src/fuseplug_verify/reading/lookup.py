@@ -17,10 +17,10 @@ _STORES = ("_parameters", "_buffers", "_modules")
 
 
 def attribute(owner: Any, name: str) -> Any:
-    """Return what *name* is on *owner*, or `MISSING`.
+    """Return the attribute *name* of *owner*, or `MISSING`.
 
-    Functions, properties and other descriptors are returned as they are in their class. What an ``__getattr__`` would
-    answer is not found, except that of `torch.nn.Module`.
+    Functions, properties and other descriptors are returned as they are in their class. Attributes that a
+    ``__getattr__`` would return are not found, except through that of `torch.nn.Module`.
 
     Args:
         owner: A module, a class, or any object.
@@ -44,12 +44,12 @@ def attribute(owner: Any, name: str) -> Any:
 
 
 def is_a(thing: Any, classes: Any) -> bool:
-    """Say whether the type of *thing* is one of *classes*: ``isinstance`` would ask *thing* for its ``__class__``."""
+    """Return whether *thing* is of one of *classes*; ``isinstance`` would ask *thing* for its ``__class__``."""
     return issubclass(type(thing), classes)
 
 
 def in_class(cls: type, name: str, after: type | None = None) -> Any:
-    """Return what *name* is in *cls* or the first of its bases that has it; with *after*, in those that follow it."""
+    """Return *name* from the first class in the MRO of *cls* that has it; with *after*, from the MRO after it."""
     base = class_with(cls, name, after)
     return MISSING if base is None else type.__dict__["__dict__"].__get__(base)[name]
 
@@ -62,7 +62,7 @@ def class_with(cls: type, name: str, after: type | None = None) -> type | None:
 
 
 def namespace(owner: Any) -> dict[str, Any]:
-    """Return the attributes of *owner* itself, past any ``__getattribute__`` or property; empty if it has none."""
+    """Return the attributes of *owner* itself, bypassing any ``__getattribute__`` or property; empty if it has none."""
     try:
         attributes = object.__getattribute__(owner, "__dict__")
     except AttributeError:
@@ -71,7 +71,7 @@ def namespace(owner: Any) -> dict[str, Any]:
 
 
 def answers_itself(owner: Any) -> bool:
-    """Say whether *owner*, or its class, has code of its own that answers for attributes that are not there."""
+    """Return whether *owner*, or its class, has code of its own that answers for attributes that are not there."""
     for name, default in (("__getattr__", nn.Module.__getattr__), ("__getattribute__", object.__getattribute__)):
         method = in_class(type(owner), name)
         if method is not MISSING and method is not default and method is not in_class(types.ModuleType, name):

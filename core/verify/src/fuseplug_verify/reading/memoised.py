@@ -1,4 +1,4 @@
-"""What a memoised function answers: it is watched like any other constant of a Python module."""
+"""The answer of a memoised function, which is watched like any other constant of a Python module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SCALARS = (bool, int, float, str, type(None))
 
 
 class MemoisedAnswer(Mapping[str, Any]):
-    """What a memoised function answers, as a namespace with one name."""
+    """The answer of a memoised function, as a namespace with one name."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
@@ -34,11 +34,11 @@ class MemoisedAnswer(Mapping[str, Any]):
 
 
 answer_of = functools.lru_cache(maxsize=256)(MemoisedAnswer)
-"""The same for the same function, so that equal guards stay equal."""
+"""Returns the same object for the same function, so that equal guards stay equal."""
 
 
 def answered(memoised: Any) -> Any:
-    """The scalar that *memoised* answers to a call without arguments, if nothing runs for that; or else `MISSING`."""
+    """The scalar that *memoised* returns without arguments, if it is cached, so that nothing runs; else `MISSING`."""
     function = memoised.__wrapped__
     if not memoised.cache_info().currsize or not is_a(function, types.FunctionType) or any(parameters(function)):
         return MISSING

@@ -1,6 +1,6 @@
 """Lists the names and numbers in the code of a function: a cheap way to rule out variants before anything runs.
 
-Only what a code object itself contains is remembered. So no class is kept alive, and no answer is out of date after
+Only the contents of a code object itself are remembered. So no class is kept alive, and no answer is out of date after
 ``LlamaMLP.forward = …``.
 """
 
@@ -35,7 +35,7 @@ def names(function: Callable[..., Any], cls: type | None = None) -> dict[str, in
 
 
 def constants(function: Callable[..., Any], cls: type | None = None) -> tuple[float, ...]:
-    """Return the floating-point numbers that are written in the code of *function*, found as by `names`.
+    """Return the floating-point numbers that are written in the code of *function*, and in all that `names` looks at.
 
     Args:
         function: A function or a method.
@@ -57,7 +57,7 @@ def _names_and_numbers(code: types.CodeType) -> tuple[list[str], list[float]]:
 def _reached(function: Any, cls: type | None) -> Iterator[types.FunctionType]:
     waiting, seen = _layers(function), set()
     own_count = len(waiting)
-    for number, layer in enumerate(waiting):  # grows on the way
+    for number, layer in enumerate(waiting):  # the list grows meanwhile
         if layer in seen or (number >= own_count and is_library(layer)):
             continue
         seen.add(layer)
@@ -71,7 +71,7 @@ def _layers(function: Any) -> list[types.FunctionType]:
 
 
 def _named(function: types.FunctionType, cls: type | None) -> Iterator[Any]:
-    """What the code of *function* may call by name: a global, or a method of *cls*, by ``super()`` too."""
+    """Yield what the code of *function* may call by name: globals and methods of *cls*, also through ``super()``."""
     if is_library(function):
         return
     spaces = [function.__globals__]

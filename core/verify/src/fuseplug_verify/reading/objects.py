@@ -30,7 +30,7 @@ _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, float)
 
 
 def attribute_of(walk: Walking, node: Any, value: Value, name: str) -> Value:
-    """What the attribute *name* of *value* is; *node* is the code that asks for it."""
+    """The attribute *name* of *value*; *node* is the code that reads it."""
     return either(_attribute(walk, node, option, name) for option in value.each)
 
 
@@ -62,7 +62,7 @@ def _of_made(walk: Walking, node: Any, value: Value, name: str) -> Value:
 
 
 def _of_bases(walk: Walking, node: Any, receiver: Value, cls: type, name: str) -> Value:
-    """What ``super()`` finds: it belongs to the base that has it, not to the receiver's own class."""
+    """An attribute that ``super()`` finds. It belongs to the base that has it, not to the receiver's own class."""
     owner = receiver.cls or receiver.object
     base = class_with(owner if is_a(owner, type) else type(owner), name, cls)
     member = MISSING if base is None else vars(base)[name]
@@ -145,7 +145,7 @@ def _of_property(walk: Walking, node: Any, value: Value, name: str, member: prop
 
 
 def _absent(walk: Walking, node: Any, value: Value, name: str) -> Value:
-    """An attribute that is not there now: below the module it may appear later."""
+    """An attribute that is not there now. Below the module, it may appear later."""
     if answers_itself(value.object):
         walk.unread(node, f"{name} of a {type(value.object).__name__} is answered by code of its own")
     if value.path is None:
@@ -155,7 +155,7 @@ def _absent(walk: Walking, node: Any, value: Value, name: str) -> Value:
 
 
 def item_of(walk: Walking, node: Any, value: Value, index: Value | None) -> Value:
-    """What is in *value*: at *index*, or anywhere."""
+    """The item of *value* at *index*, or any item if *index* is ``None``."""
     indices = (None,) if index is None else index.each
     result = either(_item(walk, node, option, at) for option in value.each for at in indices)
     if index is None or not index.tried or result is NEVER:
@@ -180,7 +180,7 @@ def _item(walk: Walking, node: Any, value: Value, index: Value | None) -> Value:
 
 
 def _item_of_object(walk: Walking, node: Any, value: Value, index: Value | None) -> Value:
-    """Modules and Python's own containers are looked into, methods of models are read."""
+    """An item of an object. Modules and Python's own containers are looked into, and methods of models are read."""
     holder, method = value.object, "__iter__" if index is None else "__getitem__"
     function = in_class(type(holder), method)
     if is_readable(function) and not is_library(function):
@@ -200,7 +200,7 @@ def _item_of_object(walk: Walking, node: Any, value: Value, index: Value | None)
 
 
 def item_in(walk: Walking, node: Any, value: Value, index: Value | None) -> Value:
-    """What is in a dict, list or tuple, past what a subclass says."""
+    """The item of a dict, list or tuple, bypassing the methods of a subclass."""
     holder: Any = value.object
     if index is None or not index.known or not is_a(index.object, (int, str, type(None))):
         return walk.unread(node, f"what is taken from a {type(holder).__name__} is not known")
@@ -220,7 +220,7 @@ def _at(holder: Any, index: Any) -> Any:
 
 
 def _module_in(walk: Walking, node: Any, value: Value, modules: Iterable[Any]) -> Value:
-    """Any of *modules*: one stands for all, if they are of one class."""
+    """Any of *modules*. The first stands for all, if they are of one class."""
     present = [module for module in modules if module is not None]
     if len({type(module) for module in present}) > 1 or any("forward" in namespace(module) for module in present):
         walk.unread(node, f"the modules of a {type(value.object).__name__} differ")
@@ -228,6 +228,6 @@ def _module_in(walk: Walking, node: Any, value: Value, modules: Iterable[Any]) -
 
 
 def _held(value: Value, thing: Any, name: str = "") -> Value:
-    # Only modules have paths: what a plain list or dict holds is not registered anywhere.
+    # Only modules have paths: the contents of a plain list or dict are not registered anywhere.
     path = (*value.path, name) if value.path is not None and name else None
     return Value(object=thing, path=path, tried=is_a(thing, Tensor), fresh=value.fresh, argument=value.argument)

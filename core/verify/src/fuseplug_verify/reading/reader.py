@@ -28,7 +28,7 @@ _DEEPEST = 40
 _TEXT = (str, type(None))
 _SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _MOST = 4000
-"""How many calls are followed."""
+"""How many calls are followed at most."""
 
 
 def read(function: types.FunctionType, module: nn.Module | None = None, calls: Sequence[Call] = ()) -> Reading:
@@ -37,9 +37,9 @@ def read(function: types.FunctionType, module: nn.Module | None = None, calls: S
     Args:
         function: A function; or, with *module*, a method of it, whose first parameter is the module.
         module: The module whose method it is. Its present state is read, and nothing is run.
-        calls: Positional and keyword arguments, without the module. If there are any, an argument that is a string or
-            ``None`` in all of them is taken to be one of these: the key of an activation, for example. Others may have
-            any value.
+        calls: The positional and keyword arguments of some calls, without the module. An argument that is a string or
+            ``None`` in all of them, such as the key of an activation, is taken to be one of these values. Any other
+            argument may have any value.
     """
     function = unwrapped(function)
     reader = Reader(home(function))
@@ -60,8 +60,8 @@ def _parameters(function: types.FunctionType, itself: tuple[Value, ...], calls: 
     if len({(len(args), *sorted(named)) for args, named in calls}) == 1:
         positional = [_one_of(things) for things in zip(*(args for args, _ in calls), strict=True)]
         named = {name: _one_of([more[name] for _, more in calls]) for name in calls[0][1]}
-        # What is not given is its default: further keyword arguments have other names than the parameters, which for a
-        # wrapper are those of what it wraps.
+        # A parameter that is not given has its default, because further keyword arguments have other names than the
+        # parameters. A wrapper has the parameters of what it wraps.
         left_out = [*inspect.signature(function).parameters.values()][len(itself) + len(positional) :]
         named |= {p.name: known(p.default) for p in left_out if p.name not in named and is_a(p.default, _TEXT)}
         bound = bind(function, Arguments((*itself, *positional), named=named, others={None: ARGUMENT}))
@@ -79,7 +79,7 @@ def _one_of(things: Sequence[Any]) -> Value:
 
 
 def _parameter(parameter: inspect.Parameter) -> Value:
-    """An argument of which nothing is known; one that has a number or name as its default is compared at each call."""
+    """An unknown argument. If its default is a number or a string, the guard compares the argument at each call."""
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
         return listed((ARGUMENT,), exact=False)
     if parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -100,7 +100,7 @@ class Reader(Following):
         self._calls = 0
 
     def finish(self, function: types.FunctionType, skipped: int) -> None:
-        """Add up what was read."""
+        """Complete the reading from what was read."""
         reading = self.reading
         for path in reading.calls:
             reading.methods.pop((path, "forward"), None)
@@ -113,7 +113,7 @@ class Reader(Following):
     def function(
         self, function: types.FunctionType, arguments: Arguments, bound: dict[str, Value] | None = None
     ) -> Value:
-        """Follow a call of *function*, with *arguments* or with what its parameters are *bound* to."""
+        """Follow a call of *function* with *arguments*, or with its parameters *bound* to values."""
         function = unwrapped(function)
         where = f"{home(function)}.{function.__qualname__}"
         tree = tree_of(function) if is_readable(function) else None

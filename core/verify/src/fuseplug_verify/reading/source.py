@@ -15,9 +15,9 @@ from ..rebind import all_codes
 Function: TypeAlias = ast.FunctionDef | ast.Lambda
 
 _ANNOTATIONS = __future__.annotations.compiler_flag
-"""A notebook hands this on from one cell to the next."""
+"""The compiler flag that a notebook passes on from one cell to the next."""
 
-# Equal code comes from equal source. A tree does not refer to its code, so the code can be let go.
+# Equal code comes from equal source. A tree does not refer to its code, so the code can be freed.
 _trees: weakref.WeakKeyDictionary[types.CodeType, Function] = weakref.WeakKeyDictionary()
 
 
@@ -25,7 +25,8 @@ def tree_of(function: types.FunctionType) -> Function | None:
     """Return the tree of *function*, with the lines and columns of its file.
 
     The file may have changed since it was imported. So a tree is accepted only if the file, compiled as it is now, has
-    the very code of the function. ``None`` if there is no such tree, or if several lambdas begin on its line.
+    exactly the code of the function. The result is ``None`` if there is no such tree, or if several lambdas begin on
+    its line.
     """
     code = function.__code__
     if code not in _trees:
@@ -40,7 +41,7 @@ def tree_of(function: types.FunctionType) -> Function | None:
 
 @functools.lru_cache(maxsize=4)
 def _functions(text: str, flags: int) -> dict[types.CodeType, Function]:
-    """Every function that is written in *text*, by its code, which says in which line it begins."""
+    """Return the tree of every function in *text*, by its code, which says in which line the function begins."""
     try:
         tree = ast.parse(text)
         compiled = compile(tree, "", "exec", flags=flags, dont_inherit=True)

@@ -1,4 +1,4 @@
-"""What a statement does. A kind of statement that has no method here is not read."""
+"""Follows what statements do. Kinds of statements without a method here are not read."""
 
 # ruff: noqa: D102 - an on_ method says in its name what it is for
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Walk(Expressions):
         for statement in statements:
             handler = getattr(self, f"on_{type(statement).__name__.lower()}", None)
             if handler is None:
-                self.unread(statement, f"what is not read is {type(statement).__name__}")
+                self.unread(statement, f"the reader does not know {type(statement).__name__}")
             else:
                 handler(statement)
             if isinstance(statement, _LEAVES):
@@ -44,10 +44,10 @@ class Walk(Expressions):
     def on_pass(self, node: ast.Pass) -> None:
         pass
 
-    # What follows either is read as if it were not there: that adds possibilities, and loses none.
+    # Both are read as if they were not there: that adds possibilities, and loses none.
     on_continue = on_pass
     on_break = on_pass
-    # Where the original raises, there is nothing that a kernel would have to equal.
+    # Where the original raises, a kernel has nothing to equal.
     on_raise = on_pass
 
     def on_global(self, node: Any) -> None:
@@ -127,7 +127,7 @@ class Walk(Expressions):
                 self.unread(target, "it is deleted")
 
     def on_functiondef(self, node: ast.FunctionDef) -> None:
-        # What it may do is read here, whoever is handed it, and whatever its names stand for by then.
+        # The function's body is read here, for any caller, and for any values that its names may have by then.
         before, parameters = self.names, [part.arg for part in ast.walk(node.args) if isinstance(part, ast.arg)]
         if node.decorator_list or node.args.defaults or any(node.args.kw_defaults):
             self.unread(node, "a function with decorators or defaults is made")
@@ -189,7 +189,7 @@ class Walk(Expressions):
             self._write(target, value, node)
 
     def _write(self, target: Any, value: Value, node: Any) -> None:
-        """An assignment to an attribute or an item."""
+        """Follow an assignment to an attribute or an item."""
         owner = self.value(target.value)
         self.opaque(node, *(option for option in owner.each if isinstance(target, ast.Subscript)))
         if isinstance(target, ast.Subscript):

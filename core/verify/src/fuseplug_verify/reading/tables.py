@@ -1,4 +1,4 @@
-"""What functions of torch and Python do, by their names: their code is not read."""
+"""What functions of torch and Python do, by their names, because their code is not read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHAPES = _names("""
     shape ndim size dim ndimension numel nelement stride is_contiguous nbytes storage_offset data_ptr requires_grad
     grad_fn is_leaf is_inference is_grad_enabled
 """)
-"""What tells of a tensor's shape or memory, or whether gradients are recorded: only examples can vary it."""
+"""Names that tell a tensor's shape or memory, or whether gradients are recorded: only examples can vary these."""
 
 DTYPES = _names("""
     dtype is_floating_point is_complex itemsize element_size type device is_cuda is_cpu is_meta get_device is_mps is_xpu
@@ -19,16 +19,16 @@ DTYPES = _names("""
     is_autocast_cpu_enabled is_autocast_available is_autocast_cache_enabled is_compiling is_dynamo_compiling
     is_exporting is_available device_count current_device get_device_capability
 """)
-"""What is tried for every mix of dtypes, or on the device, or under autocast, or is the original's when traced."""
+"""Names whose values vary only with what is tried (dtypes, device, autocast), or in traced calls of the original."""
 
 CREATES = _names("""
     zeros ones empty full arange linspace tensor as_tensor zeros_like ones_like empty_like full_like rand randn
     rand_like randn_like randint randint_like randperm eye tril_indices triu_indices finfo iinfo Size
 """)
-"""Functions of torch that make a tensor, or tell of a dtype."""
+"""Functions of torch that make a tensor, or describe a dtype or a shape."""
 
 COPIES = _names("clone bmm mm matmul addmm baddbmm linear cat stack")
-"""What never returns memory of its arguments."""
+"""Functions whose results never share memory with their arguments."""
 
 RANDOM = _names("""
     rand randn rand_like randn_like randint randint_like randperm normal bernoulli multinomial poisson binomial
@@ -44,7 +44,7 @@ CLAMPS = _names("""
     where masked_fill masked_fill_ masked_scatter masked_select maximum minimum fmax fmin relu6 threshold
     threshold_ heaviside bucketize searchsorted copysign gt lt ge le less less_equal greater_equal isclose
 """)
-"""Functions that treat some magnitudes otherwise than others."""
+"""Functions that treat some magnitudes differently from others."""
 
 NOT_COMPUTING = _names("""
     backward register_hook register_post_accumulate_grad_hook retain_grad share_memory_ set_ set_data resize_
@@ -58,7 +58,7 @@ MUTATES = _names("""
     append add update extend insert pop popitem clear remove setdefault discard appendleft extendleft popleft rotate
     sort reverse move_to_end __setitem__ __delitem__ __setattr__ __delattr__
 """)
-"""Methods that change the object of Python's own, or of a model, that they belong to."""
+"""Methods that change the object that they belong to, one of Python's own or of a model."""
 
 LOGS = _names("debug info warning warn error critical exception log")
 """Functions of loggers."""
@@ -67,4 +67,4 @@ LIBRARIES = (
     *("math", "packaging", "einops", "torch.functional", "torch.nn.functional"),
     *("torch.distributions", "torch.special", "torch.linalg", "torch.fft"),
 )
-"""Python modules whose functions all compute, and do nothing else."""
+"""Python modules whose functions do nothing but compute."""

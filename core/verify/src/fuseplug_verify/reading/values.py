@@ -15,7 +15,7 @@ _MOST = 16
 
 
 class Items(list["Value"]):
-    """What is in a container that was made in the call. All names for the container share it.
+    """The items of a container that was made in the call. All names for the container share them.
 
     Attributes:
         exact: Whether these are all the items, in order; otherwise each item is one of them.
@@ -26,7 +26,7 @@ class Items(list["Value"]):
         self.exact = exact
 
     def add(self, value: Value) -> None:
-        """Note that *value* is put in somewhere."""
+        """Note that *value* is put into the container somewhere."""
         self.exact = False
         if value.key not in [item.key for item in self]:
             self.append(value)
@@ -42,13 +42,14 @@ class Value:
         tried: Whether it depends on what only examples can vary, as in `Reading.branches`.
         fresh: Whether it was made in the call. Changing it then has no effect after the call.
         argument: Whether it is an argument of what is read, or part of one.
-        items: What is in it, if it is a container made in the call.
-        named: What is in it by name, if it is what a function takes as ``**kwargs``; ``None`` stands for other names.
-        options: What it may be, if it is one of several things.
+        items: Its items, if it is a container made in the call.
+        named: Its items by name, if it is the ``**kwargs`` of a function, or a dict made in the call whose keys are
+            known strings; ``None`` stands for other names.
+        options: The values that it may be, if it is one of several.
         receiver: What it is a method or an attribute of.
-        name: What it is called there.
-        cls: The class that it is an instance of, if it is a module made in the call; for ``super()``, the class whose
-            bases are looked through.
+        name: Its name there.
+        cls: The class of which it is an instance, if it is a module, context or distribution made in the call; for
+            ``super()``, the class whose bases are searched.
         fields: The attributes of a module made in the call. All names for it share them.
     """
 
@@ -67,7 +68,7 @@ class Value:
 
     @property
     def each(self) -> tuple[Value, ...]:
-        """What it may be."""
+        """All values that it may be."""
         return self.options or (self,)
 
     @property
@@ -77,12 +78,12 @@ class Value:
 
     @property
     def foreign(self) -> bool:
-        """Whether it outlives the call and is no argument."""
+        """Whether it may outlive the call without being an argument."""
         return any(not option.fresh and not option.argument for option in self.each)
 
     @property
     def key(self) -> Any:
-        """Equal where the same is known of the values."""
+        """Equal for values of which the same is known."""
         items = None if self.items is None else (self.items.exact, *(item.key for item in self.items))
         named = None if self.named is None else tuple((name, value.key) for name, value in self.named.items())
         options, receiver = tuple(option.key for option in self.options), self.receiver and self.receiver.key
@@ -96,7 +97,7 @@ NEVER = Value(name="(never)")
 ARGUMENT = Value(tried=True, fresh=False, argument=True)
 """An argument of which nothing is known."""
 UNREAD = Value(tried=True, fresh=False)
-"""What could not be read: it may be anything."""
+"""Something that could not be read, and may be anything."""
 
 
 def known(thing: Any, *, fresh: bool = True) -> Value:

@@ -1,4 +1,4 @@
-"""What the parts of the reader share: expressions hold calls, and a call is followed into expressions."""
+"""What the parts of the reader share: expressions contain calls, and following a call leads to expressions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Following:
         self._seen: set[Any] = set()
 
     def is_at_home(self, where: str) -> bool:
-        """Whether the Python module *where* is of the package that is read."""
+        """Whether the Python module *where* belongs to the package that is read."""
         return where.partition(".")[0] == self._package
 
     def keep(self, places: list[CodePlace], place: CodePlace) -> None:
@@ -44,7 +44,7 @@ class Following:
             places.append(place)
 
     def unread(self, text: str) -> Value:
-        """Keep what could not be read."""
+        """Keep *text*, which says what could not be read."""
         self.keep(self.reading.unknown, CodePlace(text, self.inside))
         return UNREAD
 
@@ -67,9 +67,9 @@ class Walking:
     """Goes through the code of one function, and notes what is found there.
 
     Attributes:
-        reader: What it goes for.
+        reader: The reader that it works for.
         function: The function.
-        names: What its names stand for.
+        names: What the function's names stand for.
     """
 
     def __init__(self, reader: Following, function: types.FunctionType, names: dict[str, Value]) -> None:
@@ -87,27 +87,27 @@ class Walking:
         self.reader.keep(places, CodePlace(text, self.reader.inside, file, span, source))
 
     def unread(self, node: Any, why: str) -> Value:
-        """Keep *node* as what could not be read."""
+        """Keep *node* as code that could not be read."""
         self.note(self.reader.reading.unknown, node, f"{why}: ")
         return UNREAD
 
     def opaque(self, node: Any, *values: Value) -> None:
-        """Note objects of a model's classes with which Python itself does something, such as ``float(value)``."""
+        """Note objects of a model's classes on which Python itself operates, as in ``float(value)``."""
         for option in (option for value in values for option in value.each):
             if option.fields is not None or (
                 option.known and not is_a(option.object, _TRANSPARENT) and not is_library(option.object)
             ):
                 cls = option.cls or type(option.object)
-                self.unread(node, f"methods of {cls.__name__} decide what Python sees of it")
+                self.unread(node, f"methods of {cls.__name__} decide the result, and are not read")
 
     def sizes(self, values: Iterable[Value]) -> None:
-        """Keep the integers in *values*: shapes are compared with them."""
+        """Keep the integers in *values*, because shapes are compared with them."""
         for option in (option for value in values for option in value.each):
             numbers = option.object if type(option.object) in (tuple, list, set, frozenset) else (option.object,)
             self.reader.reading.sizes |= {int(n) for n in numbers if type(n) in (int, float) and n == n // 1}
             self.sizes(option.items or ())
 
     def owner_of(self, thing: Any) -> Value:
-        """The value that is *thing*: with its path, if it is the module whose method this is."""
+        """The value for *thing*, with its path if it is the module whose method is read."""
         itself = self.names.get("self", NOTHING)
         return itself if itself.object is thing else known(thing, fresh=False)

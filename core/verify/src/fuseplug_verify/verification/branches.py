@@ -1,4 +1,4 @@
-"""Records which way each branch of a forward took, in all its runs."""
+"""Records which ways each branch of a forward took in all its runs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 Jumped = Callable[[types.CodeType, int, int], None]
-"""Is told of a jump: the code, the offset of the instruction, and that of the one after it."""
+"""Is called at each jump, with the code, the offset of the jump, and the offset of the instruction that runs next."""
 
 Span = tuple[int, int, int, int]
-"""Line and column where it begins, and where it ends."""
+"""The line and column of the beginning, then those of the end."""
 
 Position = tuple[int | None, int | None, int | None, int | None]
 
 
 class Branches:
-    """Records both ways of every conditional jump. Use it as a context around each run of the original, then `keep`.
+    """Records the ways that every conditional jump took. Enter it around each run of the original, then call `keep`.
 
     Only what this thread runs is recorded. Debuggers and coverage tools go on as before.
 
@@ -46,14 +46,14 @@ class Branches:
             self._new.append((code, offset, to))
 
     def keep(self) -> None:
-        """Keep what the last run took, because its result could be compared and was the same."""
+        """Keep the ways that the last run took, because its result could be compared and was the same."""
         for code, jump, to in self._new:
             _, ways = self._jumps[code][jump]
             ways.add(to)
         self._new.clear()
 
     def one_sided(self, file: str, span: Span) -> bool:
-        """Whether a jump within *span* of the source in *file* was taken, or passed, at every visit.
+        """Whether a jump within *span* of the source in *file* went the same way at every visit.
 
         Code that was never visited does not count: the branch that leads to it is then one-sided itself.
         """
@@ -90,7 +90,7 @@ def monitored(codes: Collection[types.CodeType], jumped: Jumped) -> Iterator[Non
 
 @contextmanager
 def traced(codes: Collection[types.CodeType], jumped: Jumped) -> Iterator[None]:
-    """The same for Python 3.11, where it is called at every instruction."""
+    """Call *jumped* at each instruction of *codes*: for Python 3.11."""
     before, last = sys.gettrace(), dict[int, int]()
 
     def call(frame: Any, _event: str, _arg: Any) -> Any:
@@ -116,9 +116,9 @@ def traced(codes: Collection[types.CodeType], jumped: Jumped) -> Iterator[None]:
 
 
 def _jumps(code: types.CodeType) -> Iterator[tuple[int, Position]]:
-    """Where each conditional jump is, and where in the source what it tests comes from: the instruction before it.
+    """Yield the offset of each conditional jump, and the source position of its test, from the instruction before it.
 
-    Of the jump itself, Python 3.11 says the place of a whole ``if``.
+    For the jump itself, Python 3.11 gives the position of a whole ``if``.
     """
     tested: Position = (None, None, None, None)
     for instruction in dis.get_instructions(code):
@@ -129,7 +129,7 @@ def _jumps(code: types.CodeType) -> Iterator[tuple[int, Position]]:
 
 
 def _within(position: Position, span: Span) -> bool:
-    """Whether *position* lies in *span*, as far as both are known: ``python -X no_debug_ranges`` knows lines alone."""
+    """Whether *position* lies in *span*, as far as is known: with ``python -X no_debug_ranges``, only lines are."""
     line, column, end_line, end_column = position
     if line is None or end_line is None:
         return False

@@ -1,4 +1,4 @@
-"""Another number, or other values in a tensor, for what a twin holds."""
+"""Changes a number, or the values of a tensor, that a twin holds."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Change = Callable[[nn.Module], None]
 
 
 class CannotChangeError(Exception):
-    """The twin has nothing at that place that can be changed."""
+    """The twin has nothing at this path that can be changed."""
 
 
 def another_value(path: Path) -> Change:
-    """Changes the number at *path*, or the values of the tensor; raises `CannotChangeError` where there is neither."""
+    """A function that changes the number or tensor at *path*, or raises `CannotChangeError` if there is neither."""
 
     def change(twin: nn.Module) -> None:
         owners: list[Any] = [twin]
@@ -46,6 +46,6 @@ def another_value(path: Path) -> Change:
 def _other(value: Tensor) -> Tensor:
     if not value.is_floating_point():
         return ~value if value.dtype is torch.bool else value + 1
-    # Eighths are the same number in every dtype, so that the truth gets what the others get.
+    # Eighths are exact in every dtype, so the truth gets the same numbers as the others.
     generator = torch.Generator().manual_seed(3)
     return torch.randint(1, 16, value.shape, generator=generator, device="cpu").div(8).to(value.device)

@@ -14,7 +14,7 @@ from .leaning import leaning
 from .outcome import Judge, Outcome, same
 
 _FEW = 1 << 12
-"""Up to so many numbers may be too few to tell a small bias from roundings."""
+"""This many numbers, or fewer, may be too few to tell a small bias from roundings."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Tolerance:
     Attributes:
         roundings: Number of roundings to the dtype of the result.
         working_roundings: Number of roundings to float32 before that.
-        by_row: Whether each row is judged by its own magnitude, or all by that of the tensor: where results are sums
-            of parts, the parts of a row may all but cancel, and what is left does not say how exactly they can be
-            added.
-        coarsest: Takes the place of the result's dtype if what is computed on the way is coarser, as under autocast.
+        by_row: Whether each row is judged by its own magnitude, or every row by that of the whole tensor. Where results
+            are sums of parts, the parts of a row may nearly cancel, and the remainder does not show how exactly they
+            can be added.
+        coarsest: Takes the place of the result's dtype if intermediate results are coarser, as under autocast.
     """
 
     roundings: float
@@ -42,30 +42,30 @@ class Tolerance:
 
     @property
     def share_of_float32(self) -> float:
-        """The share of a magnitude by which roundings to float32 may make a result wrong."""
+        """The error that roundings to float32 may cause, as a share of a magnitude."""
         return self.working_roundings * torch.finfo(torch.float32).eps
 
     def share(self, dtype: torch.dtype) -> float:
-        """The share of a magnitude by which a result of *dtype* may be wrong."""
+        """The error that a result of *dtype* may have, as a share of a magnitude."""
         return self.roundings * torch.finfo(self.coarsest or dtype).eps + self.share_of_float32
 
     def excess(
         self, ours: Outcome, theirs: Outcome, truth: Outcome, usual: Outcome | None = None, *, repeated: bool = False
     ) -> str:
-        """Where *ours* is further from the *truth* than this allows, or biased; ``""`` if nowhere.
+        """Where *ours* is further from the *truth* than the tolerance allows, or is biased; ``""`` if nowhere.
 
-        Twice the error of *theirs* is allowed in any case. A right implementation that rounds differently passes; a
-        wrong one is off by far more, or by less and always to the same side.
+        Twice the error of *theirs* is always allowed. A right implementation that rounds differently passes. A wrong
+        one is off by far more, or by less but always to the same side.
 
         Args:
-            ours: What is judged.
-            theirs: What the original gave.
-            truth: What the reference gives in float64.
-            usual: The truth of another run of the same sizes, whose magnitudes count as well: where the terms of a true
-                gradient cancel, as all do of a layer norm under a constant, what is left does not say how large they
-                were.
-            repeated: Whether rows of the example are copies of each other, so that their roundings are, too. Nothing
-                can be said of a bias then.
+            ours: The outcome to judge.
+            theirs: The outcome of the original.
+            truth: The outcome of the reference in float64.
+            usual: The truth of another run of the same sizes, whose magnitudes count as well. Where the terms of a true
+                gradient cancel, as all terms of a layer norm do for a constant upstream gradient, the remainder does
+                not show how large the terms were.
+            repeated: Whether rows of the example are copies of each other. Their roundings are copies, too, so a bias
+                cannot be judged.
         """
         true = truth.on_cpu()
         other = {} if usual is None else usual.on_cpu()
@@ -90,10 +90,10 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Few:
-    """What has few numbers in one run: the gradient of a norm's weight, however large the input was.
+    """The results of one run that have few numbers, such as the gradient of a norm's weight for an input of any size.
 
     Attributes:
-        tensors: By name: what is judged, what the original gave, and the truth.
+        tensors: By name: the result to judge, that of the original, and the truth.
         coarsest: The dtype with the largest roundings that takes part.
     """
 
@@ -102,7 +102,7 @@ class Few:
 
     @classmethod
     def of(cls, ours: Outcome, theirs: Outcome, truth: Outcome, tolerance: Tolerance) -> Few:
-        """What there is of it in outcomes that `Tolerance.excess` has compared."""
+        """The results with few numbers in outcomes that `Tolerance.excess` has compared."""
         small = {
             name: tuple(outcome.values[name].cpu().double() for outcome in (ours, theirs, truth))  # type: ignore[union-attr]
             for name, value in ours.values.items()
@@ -113,7 +113,7 @@ class Few:
 
 
 def excess_together(runs: Sequence[Few], tolerance: Tolerance) -> str:
-    """Where *runs* are biased in what each has few numbers of, all together; ``""`` if nowhere."""
+    """Where *runs*, taken together, are biased in their results with few numbers; ``""`` if nowhere."""
     coarsest = max((run.coarsest for run in runs), key=lambda dtype: torch.finfo(dtype).eps)
     if coarsest.itemsize > 2:
         return ""
@@ -121,7 +121,7 @@ def excess_together(runs: Sequence[Few], tolerance: Tolerance) -> str:
     for run in runs:
         for name, compared in run.tensors.items():
             true = compared[-1]
-            level = torch.linalg.vector_norm(true) / math.sqrt(true.numel())  # each run counts alike
+            level = torch.linalg.vector_norm(true) / math.sqrt(true.numel())  # each run has the same weight
             row = true.shape[-1:] if true.dim() > 1 else ()
             parts.setdefault((name, row), []).append([(value / level).reshape(-1, *row) for value in compared])
     for (name, _), parts_of in parts.items():
@@ -134,10 +134,10 @@ def excess_together(runs: Sequence[Few], tolerance: Tolerance) -> str:
 def departure(theirs: Outcome, ours: Outcome, truth: Outcome, tolerance: Tolerance) -> str:
     """Where the original, *theirs*, is further from the *truth* than the tolerance allows; ``""`` if nowhere.
 
-    For an original that nobody can equal bit for bit: here it is the original itself that is judged. The tolerance is
-    that of the coarsest dtype that takes part, in which a float32 result of a mixture was computed. *ours*, the
-    reference in the original's dtypes, must be alike in kind: shapes, dtypes, which gradients there are, which numbers
-    are finite, what is left in the inputs.
+    This judges the original itself, for originals that nothing can equal bit for bit. The tolerance is that of the
+    coarsest dtype that takes part, because a float32 result of a mixture was computed in it. *ours*, the reference in
+    the original's dtypes, must agree in kind: shapes, dtypes, which gradients there are, which numbers are finite, and
+    what is left in the inputs.
     """
     true = truth.on_cpu()
     floating = [value.dtype for value in theirs.values.values() if value is not None and value.is_floating_point()]
@@ -152,12 +152,12 @@ def departure(theirs: Outcome, ours: Outcome, truth: Outcome, tolerance: Toleran
 
 
 def _judging_results(error: Judge, written: Collection[str]) -> Judge:
-    """*error* where there is room for one: not in integers, nor in inputs afterwards that are not *written* by both."""
+    """*error* where there can be an error: not in integers, nor in inputs afterwards that are not *written* by both."""
 
     def judge(name: str, result: Tensor, expected: Tensor) -> str:
         if (name in written or not name.endswith("afterwards")) and result.is_floating_point():
             return error(name, result, expected)
-        return "" if same(result, expected) else f"{name} is not what the original leaves there: it is written into"
+        return "" if same(result, expected) else f"{name} differs from what the original writes there"
 
     return judge
 
@@ -182,7 +182,7 @@ def _worst(
     allowed = zero = torch.zeros((), dtype=torch.float64)
     if excuse is not None:
         expected = excuse.double().reshape(-1, width)
-        # Where the original itself overflows its dtype there is nothing to hold a kernel to.
+        # Where the original itself overflows its dtype, a kernel cannot be judged.
         judged = judged & expected.isfinite()
         allowed = 2 * torch.where(judged, (expected - true).abs(), zero).amax(-1, keepdim=True)
     size = true.abs() if usual is None else torch.maximum(true.abs(), usual.double().reshape(-1, width).abs())

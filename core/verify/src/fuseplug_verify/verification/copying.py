@@ -1,4 +1,4 @@
-"""Copies the attributes of modules, so that copies and originals share nothing that can change."""
+"""Copies the attributes of modules, so that a copy shares nothing that can change with its module."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _SHARED = frozenset(
         *(Memoised, torch.jit.ScriptFunction),
     }
 )
-"""What cannot change, or is code."""
+"""Types of values that are shared instead of copied: they cannot change, or are code."""
 
 _MOST_OBJECTS = 10_000
-"""What leads to more objects than this does not belong to one module: it is a way to the rest of a program."""
+"""A value that leads to more objects than this does not belong to one module: it leads to the rest of a program."""
 
 
 class UncopyableError(Exception):
-    """Something that can neither be copied nor be shared."""
+    """Something can neither be copied nor be shared."""
 
 
 class Uncopied:
-    """Stands where a copy was impossible: a forward that needs it raises, and all others run.
+    """Stands in for a value that cannot be copied: a forward that needs the value raises, and all others run.
 
     Args:
-        name: The attribute in whose place it stands.
+        name: The attribute that held the value.
         value: What could not be copied.
-        why: What was raised.
+        why: The error that copying it raised, in words.
     """
 
     def __init__(self, name: str, value: object, why: str) -> None:
@@ -65,7 +65,7 @@ class Uncopied:
 
 
 class Copying:
-    """Copies values deeply, by the protocol of pickles.
+    """Copies values deeply, by the pickle protocol.
 
     Args:
         tensor: Makes the copy of a tensor.
@@ -77,7 +77,7 @@ class Copying:
         self._module = module
 
     def attributes(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """Copies of *attributes*; an `Uncopied` for each of which there can be none."""
+        """Copies of *attributes*, with an `Uncopied` for each value that cannot be copied."""
         copies = self._copied("", dict(attributes))
         if type(copies) is dict:
             return copies
@@ -97,7 +97,7 @@ class Copying:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles all but tensors, modules and what is shared: these are in `shared`, by their id."""
+    """Pickles everything except tensors, modules and shared values, which `shared` holds by id."""
 
     def __init__(
         self, file: io.BytesIO, tensor: Callable[[Tensor], Tensor], module: Callable[[nn.Module], nn.Module]
@@ -106,7 +106,7 @@ class _Pickler(pickle.Pickler):
         self.shared: dict[int, Any] = {}
         self._tensor = tensor
         self._module = module
-        # Or the id of a passing object could become that of another one.
+        # Kept alive, so that the id of a temporary object is not reused for another one.
         self._alive: list[Any] = []
 
     def persistent_id(self, value: Any) -> int | None:
@@ -129,7 +129,7 @@ class _Pickler(pickle.Pickler):
         return id(value)
 
     def reducer_override(self, value: Any) -> Any:
-        # Python would look the function up by its name, which may mean another one there.
+        # Python would look the method up by its name, which may mean another function on the copy.
         return (
             (types.MethodType, (value.__func__, value.__self__)) if type(value) is types.MethodType else NotImplemented
         )
@@ -146,6 +146,6 @@ class _Unpickler(pickle.Unpickler):
 
 def _is_shared(kind: type, value: Any) -> bool:
     if kind is types.BuiltinFunctionType:
-        # list.append of a live list writes there; torch.sin belongs to a module or a class.
+        # The append of a live list writes into that list. torch.sin belongs to a module or a class.
         return value.__self__ is None or isinstance(value.__self__, type | types.ModuleType)
     return kind in _SHARED or kind is Uncopied or issubclass(kind, type | types.ModuleType | enum.Enum)

@@ -1,9 +1,9 @@
 """Hashes of everything that the check of a kernel depends on, so that its result can be kept between runs.
 
-There are three kinds. *Evidence* is what the original computed on small examples just now, bit for bit, and the code
-that it ran: it stands for the module. *Surroundings* are the machine and the versions of all that is installed. The
-rest is the question: kernel, adapter, dtypes and tolerances. Whatever cannot be told in a stable way makes the whole
-not worth keeping; so does code that belongs to no installed distribution, and therefore has no version.
+A check depends on three things. *Evidence* is what the original computed on small examples just now, bit for bit, and
+the code that it may run: it stands for the module. *Surroundings* are the machine and the versions of everything that
+is installed. The rest is the question: kernel, adapter, dtypes and tolerances. No result is kept if one of them has no
+stable description, or if code belongs to no installed distribution, and therefore has no version.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from .nested import tensors
 from .outcome import Outcome
 
 _VARIABLES = ("TORCH", "INDUCTOR", "TRITON", "CXX", "CC", "OMP_", "MKL_", "KMP_", "ASCEND", "CUDA", "NVIDIA")
-"""Beginnings of the names of environment variables that change what is computed."""
+"""Prefixes of the names of environment variables that change what is computed."""
 
 _VERSION_FILES = {
     "npu": ("/usr/local/Ascend/driver/version.info", "$ASCEND_HOME_PATH/version.cfg"),
     "cuda": ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"),
     "xpu": ("/sys/module/xe/srcversion", "/sys/module/i915/srcversion"),
 }
-"""Files in which the driver of a device, or the libraries below torch, say which version they are."""
+"""Files with the version of the driver of a device, or of the libraries below torch, by device type."""
 
 
 class UnstableError(Exception):
@@ -46,14 +46,14 @@ class UnstableError(Exception):
 
 
 class Evidence:
-    """What the original did, as a hash."""
+    """A hash of what the original did."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
         self._whole = True
 
     def ran(self, outcome: Outcome) -> None:
-        """Take in the results of a run."""
+        """Add the results of a run."""
         for name, value in outcome.values.items():
             if value is None:
                 self._hash.update(f"{name}: none;".encode())
@@ -64,17 +64,17 @@ class Evidence:
                 self._hash.update(_bytes(value))
 
     def code(self, codes: Iterable[types.CodeType]) -> None:
-        """Take in the code that it may run."""
+        """Add the code that the original may run."""
         for serialised in sorted(map(_code, codes)):
             self._hash.update(serialised)
 
     def digest(self) -> str:
-        """The hash; ``""`` if something could not be taken in."""
+        """The hash; ``""`` if something could not be added."""
         return self._hash.hexdigest() if self._whole else ""
 
 
 def key_of(semantics: Semantics, device: torch.device, options: tuple[bool, ...]) -> str:
-    """The hash of all that the check of a kernel depends on, with the check's *options*; ``""`` if it has none."""
+    """The hash of all that a kernel's check depends on, with its *options*; ``""`` if the check cannot be kept."""
     candidate, adapter = semantics.candidate, semantics.adapter
     if not semantics.evidence or not candidate.identity:
         return ""
@@ -97,10 +97,11 @@ def key_of(semantics: Semantics, device: torch.device, options: tuple[bool, ...]
 
 
 def stable(value: Any) -> str:
-    """A description of *value* that is the same in each process, and another for another value.
+    """A description of *value* that is the same in each process, and different for different values.
 
     Raises:
-        UnstableError: If it has none: it is none of plain data, dataclasses, dtypes, devices, classes and functions.
+        UnstableError: If there is none: *value* has to consist of plain data, dataclasses, dtypes, devices, classes and
+            functions.
     """
     kind = type(value)
     if value is None or kind in (bool, int, float, complex, str, bytes):
@@ -126,7 +127,7 @@ def stable(value: Any) -> str:
 
 
 def _shapes(candidate: Candidate, mix: Any, size: int) -> str:
-    """The shapes and dtypes of what the kernel is checked on."""
+    """The shapes and dtypes of the tensors on which the kernel is checked."""
     example = candidate.example_of(mix, size)
     values = [*tensors(tuple(example.args)), *tensors(tuple(example.kwargs.values())), *example.parameters.values()]
     return stable([(value.dtype, tuple(value.shape)) for value in values])
@@ -154,7 +155,7 @@ def _surroundings(device: torch.device) -> str:
 
 
 def _below_torch(device_type: str) -> list[tuple[str, str]]:
-    """The versions of the driver and of what torch calls, by who tells them; that nobody does is an answer, too."""
+    """The versions of the driver and of the libraries below torch, by source; ``"unknown"`` counts as a version."""
     files, parts = _VERSION_FILES.get(device_type, ()), ("CANN", "DRIVER") if device_type == "npu" else ()
     told = [(path, _told(lambda path: Path(os.path.expandvars(path)).read_text(), path)) for path in files]
     return told + [(part, _told(_version_of_cann, part)) for part in parts]
@@ -174,10 +175,10 @@ def _version_of_cann(part: str) -> Any:
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-    """Every distribution that can be imported from, with its version: a kernel may call what others wrote.
+    """Every distribution that can be imported, with its version: a kernel may call code that others wrote.
 
     Raises:
-        UnstableError: If one was installed while this process ran, which may have imported what was there before.
+        UnstableError: If one was installed while this process ran: the process may have imported earlier files.
     """
     folders = [Path(entry) for entry in sys.path if entry and Path(entry).is_dir()]
     paths = [path for folder in folders for path in folder.iterdir() if path.suffix in (".dist-info", ".egg-info")]
@@ -187,20 +188,20 @@ def _installed() -> tuple[str, ...]:
 
 
 def _packages(candidate: Candidate, adapter: Adapter) -> Sequence[str]:
-    """The top packages whose code takes part."""
+    """The top-level packages whose code takes part."""
     named = [base.__module__ for base in type(adapter).__mro__ if base is not object]
     packages = {name.partition(".")[0] for name in (*candidate.packages, *named, __name__)}
     return sorted(packages - set(sys.stdlib_module_names))
 
 
 def _must_be_installed(package: str) -> None:
-    """Raise an `UnstableError` unless *package* lies where distributions are installed, and so has its version.
+    """Raise an `UnstableError` unless *package* lies where distributions are installed, and so has a version.
 
-    The files of an editable installation, of a checkout on the path and of a script may be others in the next process.
+    The files of an editable installation, of a checkout on the path and of a script may differ in the next process.
     """
     try:
         spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):  # of what was made by hand, and of a program that is run as a file
+    except (ImportError, ValueError):  # for a module made by hand, and for a program that is run as a file
         spec = None
     if spec is not None and spec.origin is not None:
         folder = Path(spec.origin).parents[bool(spec.submodule_search_locations)]
@@ -210,13 +211,13 @@ def _must_be_installed(package: str) -> None:
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    # By a list, which needs no numpy: torch is installed without it.
+    # Through a list, which needs no numpy: torch may be installed without it.
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().view(-1)
     return bytes(flat.view(torch.uint8).tolist())
 
 
 def _code(code: types.CodeType) -> bytes:
-    """What *code* does, without where it is written."""
+    """What *code* does, as bytes, without its place in a file."""
     constants = b",".join(map(_constant, code.co_consts))
     names = repr((code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags))
     return b"|".join((names.encode(), code.co_code, constants, getattr(code, "co_exceptiontable", b"")))

@@ -1,4 +1,4 @@
-"""Examines a module beyond the examples: reads its code, varies the calls, and finds what must be watched."""
+"""Examines an original, also beyond the examples: varies calls and state, and finds what must be watched."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from .varying import Variation, describe, main_argument, variations
 from .watching import Dependence, dependence, is_below
 
 Bound = tuple[Adapter, Callable[..., Any]]
-"""A variant that the original may be, and its adapter bound to the reference."""
+"""The adapter of a variant that the original may be, and the function that it makes of the reference."""
 
 _FEW = 8
-"""Whole numbers up to here in the code are mostly no lengths."""
+"""Whole numbers up to this one in the code are mostly not lengths."""
 
 _AN_EXTRA_KEYWORD = {"num_items_in_batch": 3}
-"""One that trainers hand to models."""
+"""A keyword argument that trainers pass to models."""
 
 
 @dataclass
@@ -41,16 +41,17 @@ class Examination:
     """One original, compared with the variants that it may be.
 
     Attributes:
-        candidate: What it may be.
+        candidate: What the original may be.
         subject: The original.
-        reading: Of its code.
-        variants: Those that have agreed with it in every run so far.
+        reading: The reading of its code.
+        variants: The variants that have agreed with it in every run so far.
         examples: One for each mix.
-        answered: Those on which it ran.
-        differentiable: Whether it ran with gradients. One that writes into what it keeps for its backward raises.
+        answered: The examples on which it ran.
+        differentiable: Whether it ran with gradients. An original that writes into what it keeps for its backward
+            raises.
         branches: The branches that its code took.
         evidence: What it did on the examples.
-        why: The difference that ruled out the last variant, or what it raised.
+        why: The difference that ruled out the last variant, or the error that the original raised.
     """
 
     candidate: Candidate
@@ -68,16 +69,16 @@ class Examination:
         self.branches = Branches(self.reading.codes)
 
     def semantics(self) -> Semantics | Refusal:
-        """Say which variant the original is, for which calls and what to watch; or why it is left alone.
+        """Find which variant the original is, for which calls, and what to watch; or why it is left alone.
 
-        It is run on the examples first, then with calls and state varied.
+        The original runs on the examples first, then with calls and state varied.
         """
         tried = self._unlike_examples() or self._calls_varied()
         if isinstance(tried, Refusal):
             return tried
         adapter = None
         while adapter is not self.variants[0][0]:
-            # Again, if what was varied told this one from the original.
+            # Repeated if varying the state ruled this variant out.
             adapter = self.variants[0][0]
             depends = dependence(self.reading, self.subject.module, adapter.reads, self._called())
             if (why := self._state_varied(depends)) is not None:
@@ -103,9 +104,9 @@ class Examination:
         return None
 
     def _as_they_are(self) -> Iterator[Variation]:
-        """The examples. The first is tried with the other training flag too, and without gradients.
+        """The examples. The first is also tried with the other training flag, and without gradients.
 
-        A module may be planned in one way and run in another.
+        A module may be planned in one mode and run in another.
         """
         first, *others = self.examples
         for gradients in (True, False):
@@ -140,7 +141,7 @@ class Examination:
         options: dict[str, Any] = {"gradients": gradients, **variation.options}
         try:
             expected = self.subject.run(self.subject.original, variation.example, **options, watching=self.branches)
-        except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
+        except Exception as error:  # noqa: BLE001 - where the original raises, there is nothing to equal
             self.why = said_by(error)
             return "unanswered"
         if variation.kind == "example":
@@ -162,7 +163,7 @@ class Examination:
         try:
             outcome = self.subject.run(function, variation.example, **options)
             why = outcome.difference(expected)
-            # Matrix products of other sizes are summed in other orders, which need not be the same for all.
+            # Matrix products of other sizes may add in other orders, not the same in the original and the reference.
             exact = self.candidate.exact and variation.kind not in ("rank", "length", "magnitude", "layout")
             if exact or not (why or variation.kind == "example"):
                 return why
@@ -173,7 +174,7 @@ class Examination:
             return f"its reference raises {said_by(error)}"
 
     def _state_varied(self, depends: Dependence) -> Refusal | None:
-        """Refuse what the original reads, the fused code does not, and the guard cannot watch."""
+        """Refuse an original that reads what the fused code does not read and the guard cannot watch."""
         if depends.unseen:
             return Refusal(f"it depends on what cannot be watched: {'; '.join(depends.unseen[:3])}", kind="unlike")
         if (why := self._untried_class(depends)) is not None:
@@ -187,7 +188,7 @@ class Examination:
         return None
 
     def _untried_class(self, depends: Dependence) -> Refusal | None:
-        """Refuse a child that the fused code replaces if its class occurs in no example at that place."""
+        """Refuse a child that the fused code replaces if no example has a child of its class at that path."""
         tried: dict[Path, set[type]] = {}
         for example in self.answered:
             for name, child in example.children.items():
@@ -198,11 +199,11 @@ class Examination:
             cls = term.value.value
             if term.kind == "bare" and path[0] in self.answered[0].children and cls not in tried.get(path, ()):
                 where = ".".join(step.name for step in term.route)
-                return Refusal(f"its {where} is a {cls.__name__}, unlike the others that it is with", kind="unlike")
+                return Refusal(f"its {where} is a {cls.__name__}, which no example has in its place", kind="unlike")
         return None
 
     def _with_another(self, path: Path) -> Likeness:
-        # In the sharpest dtype: with another number a router may choose by a rounding, where examples see to a margin.
+        # In the finest dtype: examples give a router's choice a margin, but with another number, a rounding may decide.
         sharpest = max(self.answered, key=lambda each: each.args[main_argument(each)].dtype.itemsize)
         return self._try(Variation("number", ".".join(path), sharpest, {"change": another_value(path)}))
 
@@ -233,21 +234,21 @@ class Examination:
 
         def listening(twin: nn.Module, *args: Any, **kwargs: Any) -> Any:
             called: dict[int, None] = {}
-            # A hook of everybody's, for an adapter may look whether a child has any of its own.
+            # A hook of all modules, because an adapter may check whether a child has hooks of its own.
             hook = register_module_forward_pre_hook(lambda module, _: called.setdefault(id(module)))
             try:
                 return function(twin, *args, **kwargs)
             finally:
                 hook.remove()
                 below = [*_below(twin)]
-                # Of a list, only what is called of every item.
+                # In a list, only the paths that are called in every item.
                 missed = {path for path, module in below if id(module) not in called}
                 paths_called.append({path for path, _ in below if path not in missed})
 
         for example in self.answered:
             with contextlib.suppress(Exception):
                 self.subject.run(listening, example, gradients=False)
-        # Those that it calls every time.
+        # Only those that it calls for every example.
         return frozenset(set.intersection(*paths_called)) if paths_called else frozenset()
 
     def _described(self, adapter: Adapter, watch: Watch, tried: Tried) -> Semantics:
@@ -263,14 +264,14 @@ class Examination:
         """The main input, and every argument whose dtype differs from the main input's in some example."""
         rows = [arguments_of(example) for example in self.answered]
         mains = [row[main - bound].dtype for row in rows]
-        # Where every example passes the same argument: by position, the module counted, or by name.
+        # Columns where every example passes the same argument, by position or by name; numbers count the module.
         names = ([*range(len(example.args)), *example.kwargs] for example in self.answered)
         columns = enumerate(zip(zip(*names, strict=False), zip(*rows, strict=False), strict=True), start=bound)
         same = ((at, values) for at, (column, values) in columns if len({*column}) == 1)
         return (main, *(at for at, values in same if any(map(_is_of_other_dtype, values, mains))))
 
     def _typed_parameter(self) -> tuple[str, ...]:
-        """One of the module's own tensors, if they have other dtypes in some mixes than in others."""
+        """One of the module's own tensors whose dtype differs between mixes, if there is one."""
         for name in self.answered[0].parameters:
             if len({example.parameters[name].dtype for example in self.answered if name in example.parameters}) > 1:
                 return (name,)

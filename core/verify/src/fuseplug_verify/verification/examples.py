@@ -1,4 +1,4 @@
-"""Which of its mixes a candidate is run in, and what is said if its code raises."""
+"""The mixes in which a candidate's kernel is run, and the refusal if somebody's code raises."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..data import Candidate, Example, Refusal
 def mixes_run(candidate: Candidate) -> tuple[Any, ...]:
     """The mixes of *candidate* in which a kernel is run on its device: the first, and the likely ones.
 
-    Unless the candidate names these, they are all in which the module's own tensors have the dtypes that they have now:
-    the rest of a mix is the caller's choice, or autocast's.
+    Unless the candidate names the likely ones, they are all mixes in which the module's own tensors have their present
+    dtypes: the caller or autocast chooses the rest of a mix.
 
     Raises:
-        TypeError: As `Candidate.example_of`.
+        TypeError: As in `Candidate.example_of`.
     """
     now, *others = candidate.mixes
     if candidate.likely is not None:
@@ -31,5 +31,5 @@ def _own_dtypes(example: Example) -> list[torch.dtype]:
 
 
 def raised(doing: str, error: Exception) -> Refusal:
-    """What somebody's code raised while this was *doing* something with it."""
+    """The refusal for an *error* of somebody's code; *doing* says in words what was going on."""
     return Refusal(f"{type(error).__name__} while {doing}: {error}", kind="error")

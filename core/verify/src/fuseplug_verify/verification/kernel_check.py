@@ -21,11 +21,11 @@ from .tried import dtypes_in
 from .varying import describe, main_argument, transposed, variations
 
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
-"""Makes a context in which something is run."""
+"""Makes a context manager in which something is run."""
 
 
 class KernelCheck:
-    """One kernel for one original on one device.
+    """The check of one kernel for one original on one device.
 
     Args:
         semantics: What the original was found to compute.
@@ -33,11 +33,11 @@ class KernelCheck:
         compute: The kernel, with the signature of the reference.
         device: Where both are run.
         gradients: Whether the kernel is run with gradients as well, or only without.
-        exact: Whether it must be the original bit for bit, at more sizes.
-        around: Makes what is entered around each run of the kernel or the original.
+        exact: Whether the kernel must equal the original bit for bit, at more sizes.
+        around: Makes the context to enter around each run of the kernel or the original.
 
     Attributes:
-        compile_seconds: By how much the kernel's first run was slower than its second.
+        compile_seconds: By how many seconds the kernel's first runs were slower than its second runs.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class KernelCheck:
         self.compile_seconds = 0.0
 
     def rehearse(self) -> None:
-        """Call the kernel as `ran` will, as far as its programs depend on that, whatever comes of it."""
+        """Call the kernel as `ran` will, as far as the kernel's programs depend on it, and ignore the results."""
         with contextlib.suppress(Exception):
             fused = self._semantics.adapter.standing_for(self._subject.original, self._compute)
             calls = [(mix, False) for mix in mixes_run(self._candidate)]
@@ -74,7 +74,7 @@ class KernelCheck:
                         self._run(fused, self._candidate.example_of(mix, size), autocast=autocast)
 
     def ran(self) -> Conditions | Refusal:
-        """The conditions in which the kernel is right; or why it is refused."""
+        """The conditions under which the kernel is right; or why it is refused."""
         try:
             adapter, original = self._semantics.adapter, self._subject.original
             self._fused = adapter.standing_for(original, self._compute)
@@ -98,7 +98,8 @@ class KernelCheck:
     def _right_in(self, first: Any, others: Sequence[Any]) -> tuple[Dtypes, ...] | Refusal:
         """The dtypes of the mixes in which the kernel is right, as it is in the *first*.
 
-        The guard tells mixes by their dtypes, so it is refused for what is wrong in another mix of the first's.
+        The guard tells mixes apart by their dtypes. So the kernel is refused if it is wrong in another mix that has the
+        dtypes of the first.
         """
         now = self._dtypes(first)
         right: list[Dtypes] = [now]
@@ -120,10 +121,10 @@ class KernelCheck:
         return dtypes_in(self._semantics.accepts.typed, self._candidate.example_of(mix, 1), self._subject)
 
     def _wrong_in(self, mix: Any, *, first: bool) -> Refusal | None:
-        """What is wrong with the kernel in *mix*, at its check sizes; in the *first* mix also at a larger size."""
+        """What is wrong with the kernel in *mix*, at its check sizes; in the *first* mix also at others."""
         sizes, self._runs = self._candidate.check_sizes, []
         for size in sizes:
-            # Two of a shape, judged when both are done: what is kept from one call must not show in another.
+            # Two of one shape, judged after both have run: what is kept from one call must not show in another.
             examples = [self._candidate.example_of(mix, size, number) for number in range(2 if first else 1)]
             outcomes, took = [], []
             for example in examples:
@@ -143,12 +144,12 @@ class KernelCheck:
         return None
 
     def _larger_sizes(self) -> tuple[int, ...]:
-        """What the first mix is tried with beside the kernel's own sizes: how it rounds may depend on the size."""
+        """Sizes at which the first mix is run besides the candidate's: how a kernel rounds may depend on the size."""
         largest = max(self._candidate.check_sizes)
         return (3 * largest // 2,) if not self._exact else (largest // 3, 3 * largest // 2, 7 * largest // 3)
 
     def _wrong_when_real(self, mix: Any) -> Refusal | None:
-        """What is wrong with the tensors that lazy results become: they must be the original's bit for bit."""
+        """What is wrong with the tensors that lazy results become: they must equal the original's bit for bit."""
         if self._subject.lazy is None:
             return None
         example = replace(self._candidate.example_of(mix, min(self._candidate.check_sizes)), after=None)
@@ -181,7 +182,7 @@ class KernelCheck:
         return frozenset(right) if wrong else frozenset()
 
     def _raises(self, example: Example, error: Exception) -> Refusal | None:
-        """What the kernel raised, unless the original raises too."""
+        """The refusal for an *error* of the kernel; ``None`` if the original raises, too."""
         try:
             self._run(self._subject.original, example)
         except Exception:  # noqa: BLE001 - as above
@@ -189,11 +190,11 @@ class KernelCheck:
         return raised(f"running {describe(example)} on {self._device}", error)
 
     def _judged(self, example: Example, outcome: Outcome, *, repeated: bool = False) -> Refusal | None:
-        """What is wrong with *outcome*; *repeated* as `Tolerance.excess` takes it."""
+        """What is wrong with *outcome*; *repeated* is as in `Tolerance.excess`."""
         expected = self._run(self._subject.original, example)
         truth = self._truth(example)
         on = f"{describe(example)} on {self._device}"
-        # The kernel may be twice as far from the truth as the original. So that must be near it.
+        # The kernel may be twice as far from the truth as the original. So the original must be near the truth.
         if departure(expected, expected, truth, self._tolerance):
             reference = self._run(self._reference, example)
             if why := self._tolerance.excess(expected, reference, truth, repeated=True):
@@ -203,7 +204,7 @@ class KernelCheck:
         self._runs.append(Few.of(outcome, expected, truth, self._tolerance))
         if not self._gradients:
             return None
-        # Not before the other was judged: it may write where that lies.
+        # Only after the other outcome was judged: this run may write into its memory.
         quiet = self._run(self._fused, example, gradients=False)
         expected, truth = expected.without_gradients(), truth.without_gradients()
         if self._exact:
@@ -237,11 +238,11 @@ class KernelCheck:
         )
 
     def _fails(self, example: Example, tolerance: Tolerance, **options: Any) -> bool:
-        """Whether the kernel is not right for *example*, run so. Where it or the original raises, it is not."""
+        """Whether the kernel is not right for *example*, run with *options*; or whether it or the original raises."""
         try:
             outcome = self._run(self._fused, example, **options)
             expected = self._run(self._subject.original, example, **options)
-        except Exception:  # noqa: BLE001 - either may raise anything; such calls are the original's then
+        except Exception:  # noqa: BLE001 - either may raise anything; then the original computes such calls
             return True
         rounding = self._exact and outcome.difference(expected)
         return bool(rounding or tolerance.excess(outcome, expected, self._truth(example)))
@@ -254,14 +255,14 @@ class KernelCheck:
     def _truth(self, example: Example) -> Outcome:
         options: dict[str, Any] = {"dtype": torch.float64, "gradients": self._gradients}
         if self._device.type in _WITH_FLOAT64:
-            # Beside a model there may be room for the kernel alone, and an operation may lack float64 there.
+            # Next to a model, there may be room for the kernel only, and an operation may lack float64 on the device.
             with contextlib.suppress(RuntimeError):
                 return self._subject.run(self._reference, example, device=self._device, **options)
         return self._subject.run(self._reference, example, **options)
 
 
 _WITH_FLOAT64 = ("cuda",)
-"""Device types that compute in float64, and there faster than the CPU: of `apply_all` on a GPU that took most time."""
+"""Device types that compute in float64 faster than the CPU, which took most of the time of `apply_all` on a GPU."""
 
 
 def _is_contiguous(example: Example) -> bool:

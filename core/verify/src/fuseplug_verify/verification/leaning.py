@@ -1,4 +1,4 @@
-"""Tells a bias from roundings: errors that are each small enough, and lean to one side."""
+"""Tells a bias from roundings: errors that are each small enough, but lean to one side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 _SURE = 6.0
-"""Errors of random sign add up to more than this many standard errors once in 30 million times, or less often."""
+"""The sum of errors of random sign exceeds this many standard errors at most once in 30 million times."""
 
 
 def leaning(
@@ -20,18 +20,18 @@ def leaning(
 ) -> str:
     """How a result leans to one side of the truth, more than the original and roundings explain; ``""`` if it does not.
 
-    Asked are the mean of the relative errors, with their signs, and the mean of the errors: of the whole tensor, and of
-    each slice along each dimension. docs/tolerances.md derives what is allowed.
+    Two means are tested: that of the relative errors, with their signs, and that of the errors. Each is tested for the
+    whole tensor, and for each slice along each dimension. docs/tolerances.md derives what is allowed.
 
     Args:
-        compared: What is judged, what the original gave, and the truth: floating, of one shape, whichever it is.
+        compared: The result to judge, that of the original, and the truth: floating-point tensors of one shape.
         usual: Further true values of that shape, whose magnitudes count as well.
         coarsest: The dtype with the largest roundings that takes part.
         systematic: The relative error that arithmetic in float32 may have, always to one side.
-        by_row: Whether errors are relative to the usual magnitude of their row, or of the whole tensor.
+        by_row: Whether errors are relative to the usual magnitude of their row, or to that of the whole tensor.
     """
     result, expected, true = compared
-    # A vector is a column: each of its elements is rounded by itself, and all are of one magnitude.
+    # A vector counts as a column: each of its elements is rounded by itself, and all have one magnitude.
     shape = result.shape if result.dim() > 1 else (result.numel(), 1)
     truth = true.float().reshape(shape)
     ours, theirs = (value.float().reshape(shape) - truth for value in (result, expected))
@@ -42,7 +42,7 @@ def leaning(
     over_row = by_row and result.dim() > 1
     level = torch.linalg.vector_norm(sizes, dim=-1 if over_row else None, keepdim=True)
     level = level / math.sqrt(shape[-1] if over_row else result.numel())
-    # What is too small for the dtype becomes zero, all to one side. In rows of zeros nothing is relative to anything.
+    # Numbers too small for the dtype become zero, all to one side. In rows of zeros, there are no relative errors.
     level = torch.where(level > 0, level.clamp(min=torch.finfo(result.dtype).tiny), torch.inf)
     relative = truth.abs().maximum(level).reciprocal_().copysign_(truth)
     worst, finding = 1.0, ""
@@ -55,13 +55,13 @@ def leaning(
         for kept in (None, *range(len(shape))):
             slices = 1 if kept is None else shape[kept]
             size = result.numel() // max(1, slices)
-            # No sum of so few exceeds the standard errors, and none of four times as many unless it leans most of all.
+            # So few never add up to more than the standard errors; four times as many, only if they lean strongly.
             if size <= _SURE**2 * (1 if kept is None else 4) or (kept is not None and slices == 1):
                 continue
             rest = [dim for dim in range(len(shape)) if dim != kept]
             bias, usual_bias, error = (value.sum(rest) * (slices / count) for value in (weighted, others, squares))
             if kept != len(shape) - 1:
-                # What the rows differ by in their biases: a rounding that a row shares.
+                # How much the biases of the rows differ: the numbers of a row may share a rounding.
                 bias_of_rows = (rows.sum(rest, keepdim=True) / counts.sum(rest, keepdim=True)).nan_to_num(0.0)
                 error = error.maximum((rows - bias_of_rows * counts).square().sum(rest) * (slices / count))
             error = error.mul(slices / count).sqrt()

@@ -1,4 +1,4 @@
-"""Which tensors have memory that can be read."""
+"""Tells which tensors have memory that can be read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..torch_private import is_functorch_wrapped_tensor
 
 
 def not_dense(tensor: Tensor) -> str:
-    """What *tensor* is, if it is not of the kind that kernels read; else ``""``."""
+    """What *tensor* is, if it is not dense, as kernels need it; else ``""``."""
     if tensor.is_nested:
         return "a nested tensor"
     if tensor.layout is not torch.strided:
@@ -20,9 +20,10 @@ def not_dense(tensor: Tensor) -> str:
 
 
 def readable(tensor: Tensor) -> bool:
-    """Whether *tensor* has values: it is not on meta, and the memory that it is a view of is still there.
+    """Whether *tensor* has values: it is not on meta, and its memory has not been freed.
 
-    FSDP frees the storage of a flattened parameter between calls and leaves the views. To read one ends the process.
+    FSDP frees the storage of a flattened parameter between calls and leaves the views. Reading such a view ends the
+    process.
     """
     if tensor.is_meta:
         return False

@@ -1,4 +1,4 @@
-"""What lies in tuples, lists and dicts."""
+"""Finds and changes what lies in tuples, lists and dicts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What lies in *value* and is no tuple, list or dict itself. Outputs of transformers' models are dicts."""
+    """Everything in *value* that is not itself a tuple, list or dict. Outputs of transformers' models are dicts."""
     if issubclass(type(value), dict):
         value = list(value.values())
     if not _has_items(value):
@@ -40,7 +40,7 @@ def mapped(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def with_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """*value* with *change* called on each of its tensors, as `mapped`."""
+    """*value* with *change* called on each of its tensors, as in `mapped`."""
     return mapped(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, value)
 
 

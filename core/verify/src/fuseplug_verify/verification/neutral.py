@@ -20,18 +20,18 @@ _alone = ProcessLock()
 def neutral(
     device_type: str = "cpu", *, dtype: torch.dtype | None = torch.float32, random_kept: bool = False
 ) -> Iterator[None]:
-    """Plain eager PyTorch inside, whatever the state outside: gradients on, no modes, no autocast.
+    """Run the body in plain eager PyTorch, whatever the state outside: gradients on, no modes, no autocast.
 
-    All of this is the calling thread's own. One thread at a time, because *dtype* and what `same_random_numbers` sets
-    are not.
+    These settings are the calling thread's own. But *dtype* and what `same_random_numbers` sets belong to the whole
+    process, so only one thread can be inside at a time.
 
     Args:
-        device_type: For which autocast is turned off, besides the CPU.
-        dtype: The default dtype, for what runs code of models and kernels. It is the whole process's. Where the ambient
-            one is another, other threads see this one meanwhile; PyTorch offers no other way. Where it is that
-            already, nothing is set; nor is it if ``None``.
-        random_kept: Whether random state, of the CPU and of *device_type*, is afterwards what it was. It is the whole
-            process's, too: other threads draw meanwhile what they draw again later.
+        device_type: The type of device for which autocast is turned off, besides the CPU.
+        dtype: The default dtype inside, for code of models and kernels. It belongs to the whole process. If the default
+            dtype outside is another, other threads see this one meanwhile, because PyTorch offers no other way. If it
+            is this one already, or if *dtype* is ``None``, nothing is set.
+        random_kept: Whether to restore the random state of the CPU and of *device_type* afterwards. It belongs to the
+            whole process, too: numbers that other threads draw meanwhile, they draw again later.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_alone)
@@ -50,10 +50,10 @@ def neutral(
 
 @contextlib.contextmanager
 def same_random_numbers(device_type: str) -> Iterator[None]:
-    """What is drawn inside is the same each time, and the generators are put back afterwards.
+    """Make the body draw the same random numbers each time, and restore the generators afterwards.
 
-    They are the whole process's, and a forward has no others. Another thread that draws meanwhile gets some of these
-    numbers, and its own later: so enter this around one short run only, and only around one that may draw.
+    The generators belong to the whole process, and a forward has no others. Another thread that draws meanwhile gets
+    some of these numbers, and its own later. So enter this around one short run only, and only if it may draw.
     """
     with _random_state_kept(device_type):
         torch.default_generator.manual_seed(0)
@@ -64,7 +64,7 @@ def same_random_numbers(device_type: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _random_state_kept(device_type: str) -> Iterator[None]:
-    """Random state, of the CPU and of *device_type*, is afterwards what it was; on the CPU, where somebody drew."""
+    """Restore the random state of the CPU and of *device_type* afterwards; on the CPU, only where somebody drew."""
     state, plain = torch.default_generator.get_state(), random.getstate()
     numpy = sys.modules.get("numpy")
     numpys = numpy.random.get_state(legacy=False) if numpy else None
@@ -83,7 +83,7 @@ def _random_state_kept(device_type: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    # Process-wide in PyTorch, so it is left alone where it already is what is wanted.
+    # The default dtype is process-wide, so it is left alone if it is already the wanted one.
     ambient = torch.get_default_dtype()
     if ambient is dtype:
         yield

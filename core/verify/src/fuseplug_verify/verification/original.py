@@ -17,8 +17,8 @@ from ..subjects import Subject
 def read_original(subject: Subject, examples: Sequence[Example]) -> Reading | Refusal:
     """Read the code of *subject* before any of it is run; or say why no fused code can replace it.
 
-    It is read first because running code with side effects would cause them. Of the arguments only strings make a
-    difference: the guard lets through those of *examples*.
+    The code is read first because running code with side effects would cause them. Of the arguments, only strings make
+    a difference: the guard lets through the strings of *examples*.
     """
     function: Any = subject.original
     owner = subject.module
@@ -28,7 +28,7 @@ def read_original(subject: Subject, examples: Sequence[Example]) -> Reading | Re
         return Refusal(f"it is a {type(function).__name__}, whose code cannot be read", kind="unlike")
     reading = read(function, owner, [(example.args, example.kwargs) for example in examples])
     for places, why in (
-        (reading.side_effects, "it does more than compute, and a fused one would not"),
+        (reading.side_effects, "it does more than compute, which a fused kernel would not"),
         (reading.unknown, "what it depends on cannot be read"),
     ):
         # The code of children that the examples replace is not run.

@@ -1,4 +1,4 @@
-"""Runs a callable on an example, and keeps all its results."""
+"""The results of a run, and how they differ from those of another."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 Judge = Callable[[str, Tensor, Tensor], str]
 
 GRADIENT = "gradient of "
-"""What the names of gradients begin with."""
+"""The prefix of the names of gradients."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Everything one run produced, by name: outputs, gradients (``None`` where there is none), inputs afterwards.
+    """Everything that one run produced, by name: outputs, gradients (``None`` where there is none), inputs afterwards.
 
-    The tensors themselves, where they are: if a later run writes into them, that shows.
+    These are the tensors themselves, not copies: if a later run writes into them, that shows.
 
     Attributes:
         values: The tensors.
-        structure: What the tensors came in, and their types: nothing, a list, a tuple with a ``None``, …
-        steps: The strides of each output; ``None`` where elements are left out or shared between places.
-        written: The names of the inputs afterwards whose numbers are others than before, as of a state.
+        structure: What the outputs were in, and their types: nothing, a list, a tuple with a ``None``, …
+        steps: The strides of each output; ``None`` if it is empty, or skips or repeats memory.
+        written: The names of the inputs afterwards whose numbers have changed, such as those of a state.
     """
 
     values: dict[str, Tensor | None]
@@ -32,7 +32,7 @@ class Outcome:
     written: frozenset[str] = frozenset()
 
     def difference(self, expected: Outcome) -> str:
-        """The first thing in which this is not *expected* bit for bit; ``""`` if there is none."""
+        """The first difference from *expected*, bit for bit; ``""`` if there is none."""
 
         def bits(name: str, value: Tensor, other: Tensor) -> str:
             if same(value, other):
@@ -43,11 +43,11 @@ class Outcome:
         return self.judged(expected, bits)
 
     def judged(self, expected: Outcome, judge: Judge) -> str:
-        """The first difference in kind, or in what *judge* says of two tensors alike in kind; ``""`` if there is none.
+        """The first difference in kind, or the first that *judge* finds in tensors alike in kind; ``""`` if none.
 
         Args:
-            expected: What the original gave.
-            judge: Says what is wrong with a tensor: given its name, the tensor, and the expected one, both on the CPU.
+            expected: The outcome of the original.
+            judge: Says what is wrong with a tensor, given its name, the tensor and the expected one, both on the CPU.
         """
         if missing := [name for name in expected.values if name not in self.values]:
             return f"gives no {', '.join(missing)}"
@@ -59,7 +59,7 @@ class Outcome:
         for name, other in expected.on_cpu().items():
             value = values[name]
             if value is None or other is None:
-                # No gradient, and one without elements, are the same to whoever adds it up.
+                # No gradient and a gradient without elements are the same to code that adds it up.
                 if value is not other and (value if other is None else other).numel():  # type: ignore[union-attr]
                     return f"{name} is {_shape(value)} instead of {_shape(other)}"
             elif (value.shape, value.dtype) != (other.shape, other.dtype):
@@ -69,7 +69,7 @@ class Outcome:
         return ""
 
     def lies_otherwise(self, expected: Outcome) -> str:
-        """Names the first output that a caller cannot ``view`` in every shape that *expected* allows; else ``""``."""
+        """The first output that a caller cannot ``view`` in every shape that *expected* allows; else ``""``."""
         for name, steps in expected.steps.items():
             strides = self.steps.get(name)
             if steps is not None and strides != steps:
@@ -77,16 +77,16 @@ class Outcome:
         return ""
 
     def without_gradients(self) -> Outcome:
-        """All but the gradients."""
+        """This outcome without the gradients."""
         return replace(self, values={k: v for k, v in self.values.items() if not k.startswith(GRADIENT)})
 
     def on_cpu(self) -> dict[str, Tensor | None]:
-        """Copies to compare."""
+        """The tensors on the CPU, to be compared there."""
         return {name: value if value is None else value.cpu() for name, value in self.values.items()}
 
 
 def same(value: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one shape have the same numbers; one NaN is the same as another."""
+    """Whether two tensors of one shape have the same numbers; every NaN counts as the same."""
     return value.equal(other) or bool(((value == other) | (value.isnan() & other.isnan())).all())
 
 

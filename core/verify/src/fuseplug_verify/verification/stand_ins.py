@@ -1,4 +1,4 @@
-"""Copies of modules without values, which kernels are shown, and which modules certainly behave alike."""
+"""Makes copies of modules without values, for kernels to look at, and finds modules that certainly behave alike."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .twin import NOT_COMPUTED, copied_attributes, copied_tensors, fill, valuele
 
 _SMALL = 1 << 16
 _DEEP = 4
-"""Containers inside of so many others are compared by identity."""
+"""Containers inside this many others are compared by identity."""
 
 
 class StandIns:
     """Makes copies whose tensors have a shape and a dtype but no values, one for each module, and says which are alike.
 
-    Stand-ins of modules that are alike share what need not be separate. It serves as long as the modules live and are
-    not changed.
+    Stand-ins of modules that are alike share what need not be separate. An instance is valid as long as the modules
+    live and are not changed.
     """
 
     def __init__(self) -> None:
@@ -37,9 +37,10 @@ class StandIns:
         self._copying = Copying(valueless, self.of)
 
     def of(self, module: nn.Module) -> nn.Module:
-        """The stand-in of *module*, those of all below it included.
+        """The stand-in of *module*, including those of all modules below it.
 
-        For TorchScript, which cannot be copied so, and for what cannot be looked at an empty module stands in.
+        An empty module stands in for a module of TorchScript, which cannot be copied in this way, and for a module that
+        cannot be read.
         """
         if id(module) not in self._stand_ins:
             try:
@@ -52,15 +53,15 @@ class StandIns:
     def likeness(self, module: nn.Module) -> int:
         """A number that is equal for two modules only if both compute the same function of inputs and parameters.
 
-        Behind it stand the class; every attribute, scalars, containers and small tensors by value and everything else
-        by identity; names, shapes and dtypes of parameters; buffers as attributes; the numbers of all children.
+        It depends on the class; every attribute, scalars, containers and small tensors by value, everything else by
+        identity; names, shapes and dtypes of parameters; buffers, like attributes; and the numbers of all children.
         """
         number = self._likenesses.get(id(module))
         if number is None:
-            # For a descendant that refers to it: nothing else is like what goes round in a circle.
+            # For a descendant that refers to this module: a module in such a cycle is like no other.
             alone = self._likenesses[id(module)] = self._number(("identity", id(module)))
             try:
-                # A number for each level keeps what is compared small, however deep the module.
+                # A number for each level keeps descriptions small, however deep the module is.
                 number = self._number(self._describe(module))
             except Exception as error:  # noqa: BLE001 - a third party's attributes may raise anything
                 self._faults[id(module)] = error
@@ -69,7 +70,7 @@ class StandIns:
         return number
 
     def fault(self, module: nn.Module) -> Refusal | None:
-        """Why *module*, whose stand-in was made, cannot be looked at or copied; an empty module stands in for it."""
+        """Why *module*, whose stand-in was made, cannot be read or copied, so that the stand-in is an empty module."""
         error = self._faults.get(id(module))
         if error is None:
             return None
@@ -82,7 +83,7 @@ class StandIns:
         if issubclass(type(module), torch.jit.ScriptModule) or id(module) in self._faults:
             self._stand_ins[id(module)] = nn.Module()
             return
-        # Before its children, one of which may refer to it.
+        # Before the stand-ins of its children, one of which may refer to it.
         copy = self._stand_ins[id(module)] = object.__new__(type(module))
         if number not in self._attributes:
             tensors = copied_tensors(module, valueless, valueless)
@@ -117,7 +118,7 @@ def _must_have_shapes(state: Mapping[str, Any]) -> None:
 def _value(value: Any, within: int = 0) -> Hashable:
     kind = type(value)
     if kind in SCALARS:
-        # 1, 1.0 and True are equal to Python and not to a forward.
+        # 1, 1.0 and True are equal to Python, but not to a forward.
         return (kind, value)
     if issubclass(kind, torch.Tensor):
         return _tensor(value)
@@ -130,12 +131,12 @@ def _value(value: Any, within: int = 0) -> Hashable:
 
 
 def _kind(tensor: torch.Tensor) -> Hashable:
-    """Shape and dtype, as far as there is a shape; what is not dense is like nothing else."""
+    """The shape and dtype of *tensor*; a tensor that is not dense is like nothing else."""
     return ("identity", id(tensor)) if not_dense(tensor) else (getattr(tensor, "ds_shape", tensor.shape), tensor.dtype)
 
 
 def _tensor(value: torch.Tensor) -> Hashable:
-    # What a forward reads from a buffer is part of what it computes: a per-layer scale must not be taken for another's.
+    # The values of a buffer are part of what a forward computes: one layer's scale must not pass for another's.
     if not_dense(value):
         return ("identity", id(value))
     kind = (tuple(value.shape), value.dtype)
@@ -144,5 +145,5 @@ def _tensor(value: torch.Tensor) -> Hashable:
     plain = type(value) in (torch.Tensor, nn.Parameter, nn.Buffer)
     if value.numel() > _SMALL or value.dtype.is_complex or not plain or not readable(value):
         return (*kind, id(value))
-    # By a list, which needs no numpy: torch is installed without it.
+    # Through a list, which needs no numpy: torch may be installed without it.
     return (*kind, bytes(value.detach().cpu().contiguous().view(-1).view(torch.uint8).tolist()))

@@ -1,4 +1,4 @@
-"""In which calls an original agreed with a variant: how they were made, of how many dimensions, in which dtypes."""
+"""The calls in which an original agreed with a variant: their arguments, numbers of dimensions, and dtypes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Tried:
     """The results of varied calls.
 
     Attributes:
-        ranks: The numbers of dimensions with which original and reference agree.
-        varied: Those that were tried.
+        ranks: The numbers of dimensions for which original and reference agree.
+        varied: The numbers of dimensions that were tried.
         nonempty: Whether they agree only on inputs with elements.
         no_autocast: Whether they agree only without autocast.
     """
@@ -34,7 +34,7 @@ class Tried:
     no_autocast: bool = False
 
     def note(self, variation: Variation, answer: Likeness) -> None:
-        """Keep the *answer* to a *variation*."""
+        """Note the *answer* to a *variation*."""
         if variation.kind == "rank":
             self.varied.add(variation.rank)
             self.ranks |= {variation.rank} if answer == "same" else set()
@@ -59,7 +59,7 @@ def calls_of(examples: Sequence[Example], bound: bool, tried: Tried) -> Iterator
         kinds = [frozenset(map(kind_of, column)) for column in columns]
         ranks = [frozenset(value.dim() for value in column if isinstance(value, Tensor)) for column in columns]
         none: list[frozenset[Any]] = [frozenset()] * bound
-        # Ranks are varied where all arguments have the same one.
+        # Ranks are varied only where all arguments have the same rank.
         every = [tried.accepted(seen) if seen else seen for seen in ranks]
         yield Call(count, names, (*none, *kinds), (*none, *every))
 
@@ -70,7 +70,7 @@ def arguments_of(example: Example) -> list[Any]:
 
 
 def dtypes_in(typed: Sequence[int | str], example: Example, subject: Subject) -> Dtypes:
-    """The dtypes of the tensors *typed*, as in `VerifiedCalls`, in *example*; ``None`` for one that is not given."""
+    """The dtypes in *example* of the tensors *typed*, as in `VerifiedCalls`; ``None`` for one that is not given."""
     arguments = [*([None] if subject.module is not None else []), *arguments_of(example)]
 
     def tensor(at: int | str) -> Any:

@@ -22,22 +22,23 @@ NOT_COMPUTED = _HOOKS | {
     *("forward", "_old_forward", "_hf_hook", "_compiled_call_impl", "_replicate_for_data_parallel"),
     *("_parameters", "_buffers", "_modules"),
 }
-"""What an instance holds and does not compute with, patches, hooks and compiled calls; and its registries."""
+"""Attributes that an instance does not compute with (patches, hooks and compiled calls), and its registries."""
 
 
 def twin(module: nn.Module, example: Example, place: Callable[[Tensor], Tensor] | None = None) -> nn.Module:
-    """A runnable copy of *module*, with what *example* has for its tensors, attributes and children.
+    """A runnable copy of *module*, with the tensors, attributes and children that *example* has for it.
 
-    Buffers and attributes that it does not name keep their values; parameters that it does not name, and its other
-    children, have none. What cannot be copied, an open file or a module that is no child, is an `Uncopied` there.
+    Buffers and attributes that *example* does not name keep their values. Parameters that it does not name, and the
+    module's other children, have no values. An `Uncopied` stands in for anything that cannot be copied, such as an open
+    file or a module that is not a child.
 
     Args:
-        module: Any module but TorchScript.
-        example: What takes the place of its own; copied too.
-        place: Copies a tensor to where the twin shall run, parameters as parameters; ``None``: to the CPU.
+        module: Any module, except one of TorchScript.
+        example: What takes the place of the module's own tensors, attributes and children. It is copied, too.
+        place: Copies a tensor to where the twin will run, a parameter as a parameter. The default copies to the CPU.
 
     Raises:
-        Exception: Whatever the module raises when it is looked at.
+        Exception: Whatever the module raises when it is read.
     """
     place = place or _cloned
 
@@ -61,13 +62,13 @@ def twin(module: nn.Module, example: Example, place: Callable[[Tensor], Tensor] 
         if name in tensors["_parameters"]:
             value = nn.Parameter(value, value.is_floating_point() or value.is_complex())
         next((store for store in tensors.values() if name in store), state)[name] = place(value)
-    # In the module's own order, which a forward may go by.
+    # In the module's own order, on which a forward may depend.
     fill(copy, state | tensors | {"_modules": children | others})
     return copy
 
 
 def _copied(module: nn.Module, copies: dict[int, nn.Module], tensor: Callable[[Tensor], Tensor]) -> nn.Module:
-    """A copy of *module* and all below it, tensors as *tensor* makes them; what *copies* has is not copied again."""
+    """A copy of *module* and all below it, with tensors copied by *tensor*; those in *copies* are not copied again."""
     if id(module) in copies:
         return copies[id(module)]
     if issubclass(type(module), torch.jit.ScriptModule):
@@ -90,15 +91,15 @@ def _copying(copies: dict[int, nn.Module], tensor: Callable[[Tensor], Tensor]) -
 
 
 def copied_attributes(module: nn.Module, copying: Copying) -> dict[str, Any]:
-    """What *module* holds, without its tensors, children, hooks and patches."""
+    """Copies of the attributes of *module*, except its parameters, buffers, children, hooks and patches."""
     state = attributes_of(module)
     kept = {name: value for name, value in state.items() if name not in NOT_COMPUTED}
     return {name: {} for name in _HOOKS if state.get(name) is not None} | copying.attributes(kept)
 
 
 def fill(copy: nn.Module, state: dict[str, Any]) -> None:
-    """Give *copy*, a bare object, its *attributes*."""
-    # Neither __init__, which may do anything, nor __setattr__, which does more than set in torch.compile's wrapper.
+    """Give *copy*, a bare object, the attributes *state*."""
+    # Call neither __init__, which may do anything, nor __setattr__, which does more in torch.compile's wrapper.
     object.__setattr__(copy, "__dict__", state)
 
 
@@ -121,12 +122,12 @@ def _cloned(tensor: Tensor) -> Tensor:
 
 
 def valueless(tensor: Tensor) -> Tensor:
-    """A tensor on meta of the shape and dtype of *tensor*; a parameter for a parameter."""
+    """A tensor on meta with the shape and dtype of *tensor*; a parameter for a parameter."""
     try:
-        # DeepSpeed's ZeRO-3 leaves an empty tensor behind, with the true shape beside it.
+        # DeepSpeed's ZeRO-3 leaves an empty tensor behind, with the true shape in an attribute.
         copy = torch.empty(getattr(tensor, "ds_shape", tensor.shape), dtype=tensor.dtype, device="meta")
     except Exception:  # noqa: BLE001 - a subclass of Tensor may raise anything
-        # A nested tensor has no shape; planning leaves alone what has one.
+        # A nested tensor has no shape; planning leaves modules with nested tensors alone.
         copy = torch.empty(0, device="meta")
     if issubclass(type(tensor), nn.Parameter):
         return nn.Parameter(copy, copy.is_floating_point() or copy.is_complex())

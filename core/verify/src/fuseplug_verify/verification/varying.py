@@ -22,7 +22,7 @@ _LONGEST = 4096
 
 _LARGEST = 1e30
 _SMALL = 1e-8
-"""A number in the code below this separates small values from zero; above, it is an eps or a factor."""
+"""A number in the code below this one separates small values from zero; a larger number is an eps or a factor."""
 
 _MOST_NUMBERS = 6
 
@@ -33,9 +33,9 @@ class Variation:
 
     Attributes:
         kind: What is varied.
-        label: How, for a person.
+        label: How it is varied, in words.
         example: The example.
-        options: The arguments with which `run` is to run it.
+        options: The arguments with which `Subject.run` is to run the example.
         rank: The number of dimensions of its arguments, if that is varied.
     """
 
@@ -67,7 +67,7 @@ def variations(
 
 
 def main_argument(example: Example) -> int:
-    """Which positional argument is the main input: the first tensor of floating-point numbers, or else the first."""
+    """The number of the argument that is the main input: the first floating-point tensor, or else the first tensor."""
     tensors = [i for i, value in enumerate(example.args) if isinstance(value, Tensor)]
     floating = [i for i in tensors if example.args[i].is_floating_point() or example.args[i].is_complex()]
     return next(iter(floating or tensors))
@@ -82,7 +82,7 @@ def describe(example: Example) -> str:
 def transposed(value: Tensor) -> Tensor:
     """The same numbers, with two leading dimensions (of a matrix, both dimensions) exchanged in memory.
 
-    What lies in memory so already is made contiguous.
+    A tensor that lies in memory in this way already is made contiguous.
     """
     if value.dim() < 2:
         return value.clone()
@@ -104,7 +104,7 @@ def _is_argument(name: str) -> bool:
 
 
 def _ranks(example: Example) -> Iterator[Variation]:
-    """One to five dimensions, if all arguments have the same shape or there is only one."""
+    """One to five dimensions, if all tensor arguments have the same shape, of two dimensions or more."""
     tensors = _tensors(example)
     if len({tensor.shape for tensor in tensors}) > 1 or tensors[0].dim() < 2:
         return
@@ -132,10 +132,11 @@ def _lengths(example: Example, sizes: Iterable[int]) -> Iterator[Variation]:
 
 
 def _resizing(leading: torch.Size, dim: int, length: int) -> Callable[[Tensor], Tensor]:
-    """Gives dimension *dim* of the main input, with these *leading* ones, another length; repeats what is there.
+    """A function that gives dimension *dim* of the main input, and of tensors that go with it, another *length*.
 
-    What shares its leading dimensions follows, or this one of as many. So does what has a row for each of its rows, all
-    in one dimension; and else whatever has a dimension of the same extent.
+    It repeats or cuts what is there. *leading* are the leading dimensions of the main input. A tensor goes with it if
+    it has the same leading dimensions, or as many with the same extent of *dim*. Of any other tensor, a dimension that
+    has one row for each row of the main input is changed, or else each dimension with the extent of *dim*.
     """
     rows = leading.numel()
     rows_then = rows // max(1, leading[dim]) * length
@@ -170,7 +171,7 @@ def _magnitudes(example: Example, numbers: Iterable[float], clamps: bool) -> Ite
     small = sorted(number for number in named if 1 / _LARGEST < number < _SMALL)[:_MOST_NUMBERS]
     for factor in dict.fromkeys((1e4, 1e-4, *(4 * number for number in large), *small)):
         yield Variation("magnitude", f"of magnitude {factor:.3g}", _scaled(example, factor))
-    # As padding has, and what a ReLU leaves.
+    # Padding has zeros, and a ReLU leaves them.
     yield Variation("magnitude", "with zeros in it", _with(example, 0.0))
     yield Variation("magnitude", "of zeros", _scaled(example, 0.0))
     for special in (torch.inf, -torch.inf, torch.nan) if clamps else ():

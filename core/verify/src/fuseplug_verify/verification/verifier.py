@@ -23,26 +23,26 @@ from .original import read_original
 
 
 class Store(Protocol):
-    """Where plain data are kept for other processes, each under a hash."""
+    """Keeps plain data for other processes, each under a hash."""
 
     def get(self, key: str) -> Any:
-        """What was kept under *key*; ``None`` if nothing was."""
+        """Return what was kept under *key*; ``None`` if nothing was."""
 
     def put(self, key: str, answer: Any) -> None:
-        """Keep *answer*."""
+        """Keep *answer* under *key*."""
 
 
 class Verifier:
     """Answers each distinct question once. Its answers hold as long as the modules are not changed.
 
     Args:
-        kept: Where results of checks are looked up, and kept for other processes; ``None``: nowhere.
+        kept: The store where results of checks are looked up, and kept for other processes; by default, none.
         gradients: Whether kernels are run with gradients as well, or only without.
-        exact: Whether a kernel must be the original bit for bit, at more sizes.
-        around: Makes what is entered around each run of a kernel or an original on its device.
+        exact: Whether a kernel must equal the original bit for bit, at more sizes.
+        around: Makes the context to enter around each run of a kernel or an original on its device.
 
     Attributes:
-        compile_seconds: What rehearsals took, and by how much the first runs of kernels were slower than their second.
+        compile_seconds: How long rehearsals took, and by how much first runs of kernels were slower than second runs.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Verifier:
     def examine(self, subject: Subject, candidate: Candidate) -> Semantics | Refusal:
         """Find the variant whose reference equals the original, gradients included, in every kind of call.
 
-        They must be equal bit for bit, or within the tolerance if the candidate says ``exact=False``.
+        Reference and original must be equal bit for bit, or within the tolerance if the candidate says ``exact=False``.
         """
         subject = replace(subject, lazy=candidate.lazy)
         key = _question(candidate, subject)
@@ -75,7 +75,7 @@ class Verifier:
         return semantics if isinstance(semantics, Refusal) else replace(semantics, candidate=candidate)
 
     def rehearse(self, semantics: Semantics, subject: Subject, compute: Compute, device: torch.device) -> None:
-        """Call *compute* as `check` will, unless the result is known."""
+        """Call *compute* as `check` will, unless the result of the check is known."""
         key = _check_question(semantics, subject, compute, device)
         if key not in self._checks and key not in self._rehearsed:
             self._rehearsed.add(key)
@@ -91,7 +91,7 @@ class Verifier:
     def check(
         self, semantics: Semantics, subject: Subject, compute: Compute, device: torch.device
     ) -> Conditions | Refusal:
-        """Run *compute* on *device* against the original there and the reference in float64; say what is wrong."""
+        """Compare *compute* on *device* with the original there and the reference in float64; say when it is right."""
         key = _check_question(semantics, subject, compute, device)
         if key not in self._checks:
             with neutral(device.type):
@@ -99,7 +99,7 @@ class Verifier:
         return self._checks[key]
 
     def key(self, semantics: Semantics, device: torch.device) -> str:
-        """The hash of all that the kernel's calls depend on, however it was checked; ``""`` if it has none."""
+        """The hash of all that the kernel's calls depend on, however it was checked; ``""`` if there is none."""
         with neutral(device.type):
             return key_of(semantics, device, ())
 
@@ -108,7 +108,7 @@ class Verifier:
         return KernelCheck(semantics, subject, compute, device, **self._options, around=self._around)
 
     def _before(self, semantics: Semantics, device: torch.device) -> tuple[str, Conditions | None]:
-        """What the result is kept under, if it can be, and what was kept."""
+        """The key under which the result is kept, ``""`` if it cannot be, and the result that was kept, if any."""
         if self._kept is None:
             return "", None
         key = key_of(semantics, device, tuple(self._options.values()))
@@ -132,8 +132,8 @@ def examine(subject: nn.Module | Subject, candidate: Candidate) -> Semantics | R
     """Find which variant of *candidate* the original is, and for which calls: on the CPU, on a copy of the module.
 
     Args:
-        subject: A module, whose class's ``forward`` is the original; or a method or function of another name.
-        candidate: What it may be, and the examples that show it.
+        subject: A module, whose class's ``forward`` is the original; or the `Subject` of another method or a function.
+        candidate: What the original may be, and the examples that show it.
     """
     what = _subject_of(subject)
     return what if isinstance(what, Refusal) else Verifier().examine(what, candidate)
@@ -147,12 +147,12 @@ def check(
     *,
     gradients: bool = True,
 ) -> Conditions | Refusal:
-    """Run *compute* on *device* against the original there and the reference in float64; say when it is right.
+    """Compare *compute* on *device* with the original there and the reference in float64; say when it is right.
 
     Args:
-        semantics: What `examine` answered for *subject*.
-        subject: The module, or the method or function.
-        compute: What is to replace it: it has the signature of the reference, or of the original if there is none.
+        semantics: What `examine` returned for *subject*.
+        subject: The module, or the `Subject` of a method or function.
+        compute: The replacement. It has the signature of the reference, or of the original if there is no reference.
         device: Where it is to run.
         gradients: Whether gradients are compared, too.
     """
@@ -193,9 +193,9 @@ def _find_semantics(candidate: Candidate, subject: Subject) -> Semantics | Refus
     reading = read_original(subject, examples)
     if isinstance(reading, Refusal):
         return reading
-    # The children that examples bring may draw, to show in which order they are called.
+    # The children that examples bring may draw random numbers, to show in which order they are called.
     subject = replace(subject, draws=bool(reading.draws or examples[0].children))
     try:
         return Examination(candidate, subject, reading, variants, examples).semantics()
-    except Exception as error:  # noqa: BLE001 - a third party's tensor may not be read, or its example varied
+    except Exception as error:  # noqa: BLE001 - a third party's tensor may be unreadable, or its example unfit to vary
         return raised("it was verified", error)

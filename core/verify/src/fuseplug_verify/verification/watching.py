@@ -1,4 +1,4 @@
-"""Derives from what an original reads what must be watched, and what cannot be watched."""
+"""Derives what must be watched, and what cannot be watched, from what an original reads."""
 
 from __future__ import annotations
 
@@ -51,19 +51,18 @@ class Dependence:
 def dependence(
     reading: Reading, module: nn.Module | None, reads: Collection[str], called: Collection[Path]
 ) -> Dependence:
-    """Sort what was read by how changes of it can be noticed.
+    """Sort everything that was read by how its changes can be noticed.
 
     Args:
-        reading: Of the original.
-        module: The module whose method it is; ``None`` for a function.
-        reads: What the adapter says it reads: names with dots.
-        called: Paths of the children that the fused code calls, and which therefore see their own changes.
+        reading: The reading of the original.
+        module: The module whose method the original is; ``None`` for a function.
+        reads: What the adapter says that it reads, as dotted names.
+        called: The paths of the children that the fused code calls, and which therefore see their own changes.
     """
     depends = Dependence()
     if module is not None:
-        # What is called was read, too; but for what a loop takes from a list.
-        for path, value in {**reading.reads, **reading.calls}.items():
-            # Both modes are tried, so the flag is free.
+        for path, value in reading.reads.items():
+            # Both modes are tried, so the flag may change.
             if not path or path[-1] == "training" or is_below(path, called):
                 continue
             if not _is_named(path, reads):
@@ -71,12 +70,12 @@ def dependence(
             elif type(value) in (int, float):
                 depends.numbers.append(path)
         for (path, name), function in reading.methods.items():
-            # Of torch's own it is not expected that they are replaced.
+            # Methods of torch's own are not expected to be replaced.
             if not (is_below(path, called) or _is_named((*path, name), reads) or _is_torchs(function.__module__)):
                 _sort_method(depends, module, path, name, function)
     spaces = {id(looked.space) for looked in reading.globals}
     for looked in reading.globals:
-        # What is found in a namespace is listed by itself.
+        # A namespace is not watched itself: what is looked up in it is in the list, too.
         if not is_below(looked.inside, called) and (_is_cell(looked) or id(looked.value) not in spaces):
             _sort_global(depends, looked)
     depends.terms = [*dict.fromkeys(depends.terms)]
@@ -100,7 +99,7 @@ def is_below(path: Path, above: Collection[Path]) -> bool:
 def _sort_attribute(depends: Dependence, reading: Reading, module: nn.Module, path: Path, value: Any) -> None:
     route, _ = walked(module, path)
     if route is None:
-        return  # Reached through an object whose own place is watched.
+        return  # It is reached through an object whose own place is watched.
     expected = Expected.same(value) if value is MISSING else Expected.equal(value)
     if expected is not None:
         depends.terms.append(Term("attribute", expected, route))
@@ -120,8 +119,8 @@ def _sort_attribute(depends: Dependence, reading: Reading, module: nn.Module, pa
 def _sort_object(
     depends: Dependence, reading: Reading, module: nn.Module, path: Path, route: Route, value: Any
 ) -> None:
-    """An attribute that is compared by identity, or that may change unnoticed."""
-    # What is read from it is listed by itself.
+    """Sort an attribute that is compared by identity, or that may change unnoticed."""
+    # What is read from the object is listed by itself.
     looked_into = any(len(other) > len(path) and other[: len(path)] == path for other in reading.reads)
     if not is_a(value, _BY_IDENTITY) and looked_into:
         return
@@ -133,27 +132,27 @@ def _sort_object(
     if is_a(value, types.MethodType) and value.__self__ is owner and value.__func__ is attribute(type(owner), name):
         # A method of the class that the instance holds bound, as after transformers' ``kernelize``.
         depends.terms.append(Term("method", Expected.same(value.__func__), route[:-1], name))
-    elif name in namespace(owner):  # What the class has is found by `Reading.methods`.
+    elif name in namespace(owner):  # `Reading.methods` has what the class defines.
         depends.terms.append(Term("attribute", Expected.same(value), route))
 
 
 def _sort_method(depends: Dependence, module: nn.Module, path: Path, name: str, function: types.FunctionType) -> None:
     route, owner = walked(module, path)
     member = attribute(type(owner), name)
-    # One of a base class, reached by super(), is not what the name means on the module.
+    # A method of a base class, reached by super(), is not what the name means on the module.
     if route is not None and (member.__func__ if is_a(member, staticmethod) else member) is function:
         depends.terms.append(Term("method", Expected.same(function), route, name))
 
 
 def _sort_global(depends: Dependence, looked: Looked) -> None:
-    """What was looked up in a Python module, or in the cell of a closure: that is a namespace with one name."""
+    """Sort what was looked up in a Python module, or in a closure cell, which is a namespace with one name."""
     name, value = looked.name, looked.value
     if not (in_cell := _is_cell(looked)):
         module = looked.space.get("__name__")  # type: ignore[union-attr]
         if is_a(value, (logging.Logger, types.ModuleType)) or _is_torchs(module):
             return
     expected = Expected.same(value)
-    # A name of a model's may come to stand for another, even if what it stands for is torch's own.
+    # A global of a model's Python module may get another value, even if its value now is torch's own.
     if value is not MISSING and not is_a(value, _BY_IDENTITY):
         expected = Expected.equal(value) or expected
         if not expected.by_value and (_may_change(value) or is_a(value, torch.Tensor)):
@@ -164,9 +163,9 @@ def _sort_global(depends: Dependence, looked: Looked) -> None:
 
 
 def walked(module: nn.Module, path: Path) -> tuple[Route | None, Any]:
-    """The steps to *path*, and what is there: in the first of a list's modules.
+    """The steps to *path*, and what is there; of the modules of a list, in the first.
 
-    ``None`` instead of the steps if one of them leads through something without attributes.
+    The steps are ``None`` if one of them leads through something without attributes.
     """
     owner: Any = module
     steps: list[RouteStep] = []
@@ -188,7 +187,7 @@ def walked(module: nn.Module, path: Path) -> tuple[Route | None, Any]:
 
 
 def _may_change(value: Any) -> bool:
-    """Whether *value* can change and stay the same object. Attributes of a model's own classes are read one by one."""
+    """Whether *value* can change in place. Objects of a model do not count: their attributes are read one by one."""
     if is_a(value, tuple):
         return any(map(_may_change, value))
     if is_a(value, (*_UNCHANGING, *SCALARS, *_BY_IDENTITY, enum.Enum, nn.Module, torch.Tensor)):

@@ -1,4 +1,4 @@
-"""What kernels that Inductor compiles have in common. Importing this imports no torch."""
+"""Code shared by kernels that Inductor compiles. Importing this package does not import torch."""
 
 from __future__ import annotations
 

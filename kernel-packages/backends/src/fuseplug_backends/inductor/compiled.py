@@ -1,8 +1,8 @@
-"""Run a row-wise formula of plain PyTorch compiled, forward and backward: few compilations, little overhead.
+"""Compile a row-wise formula of plain PyTorch, forward and backward, with few compilations and little overhead.
 
 The backward is the compiled vector-Jacobian product of the formula itself, so there is no derivative to get wrong, and
-nothing is saved but the inputs. What the forward summed is summed again in the backward: keeping it was tried, and was
-no faster on the CPU.
+nothing is saved but the inputs. The backward computes the forward's sums again: keeping them was tried, and was no
+faster on the CPU.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ if TYPE_CHECKING:
 class Compiled:
     """A formula, and the programs that were compiled for it.
 
-    One program serves every rank and number of rows; there is one for each combination of constants, dtypes, width,
-    device, wanted gradients and whether rows lie apart in memory. A model has a few widths, and a width that is
-    compiled in is worth its compilation: on two x86 cores the backward of 2048 rows of 2048 takes 1.13 ms instead of
-    1.43.
+    One program serves every rank and number of rows. There is one for each combination of constants, dtypes, width,
+    device, wanted gradients, and whether there are gaps between rows in memory. A model has a few widths, and compiling
+    a width in is worth the time: on two x86 cores, the backward of 2048 rows of 2048 takes 1.13 ms instead of 1.43 ms.
 
     Args:
         formula: ``formula(*tensors, *constants)``, returning one tensor. It treats all leading dimensions of its
-            tensors alike. A tensor of one dimension is shared by all rows. ``None`` is handed through.
+            tensors alike. All rows share a tensor of one dimension. ``None`` is passed on.
     """
 
     def __init__(self, formula: Formula) -> None:
@@ -55,11 +54,11 @@ class Compiled:
 
         Args:
             constants: The formula's last arguments; compiled in.
-            x: ``(..., hidden)``, of two dimensions at least, not empty. One row has a program of its own.
+            x: ``(..., hidden)``, with at least two dimensions, not empty. One row has a program of its own.
             others: The formula's other tensors, on the device of *x*.
 
         Returns:
-            The result, its dimensions in the order in memory that those of *x* have, as an elementwise formula's are.
+            The result. Its dimensions have the memory order of those of *x*, as the result of elementwise formulas has.
         """
         if recording(x, *others):
             compute = functools.partial(self._recorded, constants)
@@ -70,8 +69,9 @@ class Compiled:
     def _recorded(self, constants: Constants, *tensors: Tensor | None) -> Tensor:
         needs = tuple([t is not None and t.requires_grad for t in tensors])
         kept = self.keeps(constants, tensors, needs)
-        # What the formula would not keep itself, having cast it, its caller may write into before the backward. It is
-        # copied here, where the copy is recorded: one that is made inside a forward has no second derivative.
+        # If the formula casts a tensor, it would keep the cast, so its caller may write into the tensor before the
+        # backward. Such a tensor is copied here, where the copy is recorded: a copy inside a forward has no second
+        # derivative.
         copies = [t if t is None or itself else t.clone() for t, itself in zip(tensors, kept, strict=True)]
         result: Tensor = self._differentiable(constants, *copies)
         return result
@@ -83,14 +83,14 @@ class Compiled:
         return self.formula(*tensors, *constants)
 
     def forward(self, constants: Constants, x: Tensor, *others: Tensor | None) -> Tensor:
-        """Compute the formula and record nothing for a backward."""
+        """Compute the formula without recording anything for a backward."""
         (result,) = self._run(constants, None, x, *others)
         return _shaped(result, (*x.shape[:-1], result.shape[1]))
 
     def backward(
         self, constants: Constants, needs: tuple[bool, ...], grad: Tensor, *tensors: Tensor | None
     ) -> list[Tensor]:
-        """The gradients of those *tensors* that *needs* names."""
+        """Compute the gradients of the *tensors* that *needs* marks."""
         gradients = self._run(constants, needs, grad.contiguous(), *tensors)
         shapes = [t.shape for t, need in zip(tensors, needs, strict=True) if t is not None and need]
         return [_shaped(gradient, shape) for gradient, shape in zip(gradients, shapes, strict=True)]
@@ -98,7 +98,7 @@ class Compiled:
     def keeps(
         self, constants: Constants, tensors: Sequence[Tensor | None], needs: tuple[bool, ...]
     ) -> tuple[bool, ...]:
-        """Whether the formula, run by PyTorch, keeps each of *tensors* itself for its backward."""
+        """Return for each of *tensors* whether PyTorch, running the formula, keeps the tensor itself for a backward."""
         key = (constants, needs, tuple([None if t is None else (t.dtype, t.shape[-1], t.dim() > 1) for t in tensors]))
         kept = self._keeps.get(key)
         if kept is None:
@@ -106,7 +106,7 @@ class Compiled:
         return kept
 
     def _run(self, constants: Constants, needs: tuple[bool, ...] | None, *tensors: Tensor | None) -> Sequence[Tensor]:
-        # Lean, because between matmuls each look at a tensor is a few microseconds in a call of a hundred.
+        # Lean, because between matmuls each access to a tensor takes a few of the call's hundred microseconds.
         rows = []
         key: list[Hashable] = [constants, needs, tensors[0].device]  # type: ignore[union-attr]
         for t in tensors:
@@ -132,7 +132,7 @@ class Compiled:
 def _keeps(
     formula: Formula, constants: Constants, tensors: Sequence[Tensor | None], needs: Sequence[bool]
 ) -> tuple[bool, ...]:
-    """Run *formula* on two rows without values, and see what is saved."""
+    """Run *formula* on two rows without values, and see which tensors it saves."""
     likes = [
         None
         if t is None
@@ -154,17 +154,17 @@ def _keeps(
 SMALL = 1 << 16
 """Elements below which no compiled call is worth its fixed cost, which is about 10 µs forward and 50 µs backward.
 
-In a model the size was compared before (`BaseKernel.gains_from`), or is not to be (``every_size``). This is for those
-who call the public function of a package, which `fuseplug_backends.functional.by_device` made, and for the small
-examples of verification, in whose widths no large call comes.
+In a model, the guard has compared the size before (`BaseKernel.gains_from`), or must not (``every_size``). `SMALL` is
+for callers of a package's public function, made by `fuseplug_backends.functional.by_device`, and for the small examples
+of verification, whose widths no large call has.
 """
 
 
 def worth_compiling(shape: Sequence[int], *tensors: Tensor | None) -> bool:
-    """Whether a program for elements of *shape* is to be run, here and now.
+    """Whether to run a program for elements of *shape*, here and now.
 
-    It is for rows, so *shape* has two dimensions or more; it is not empty; what the program gets, *tensors*, is
-    `plain`. Where small calls are declined, there are `SMALL` elements or more.
+    A program is for rows, so *shape* must have two dimensions or more. It must not be empty, and the program's inputs,
+    *tensors*, must be `plain`. Where small calls are declined, there must be `SMALL` elements or more.
     """
     return len(shape) > 1 and math.prod(shape) >= (SMALL if is_small_declined() else 1) and plain(*tensors)
 
@@ -172,10 +172,10 @@ def worth_compiling(shape: Sequence[int], *tensors: Tensor | None) -> bool:
 def plain(*tensors: Tensor | None) -> bool:
     """Whether *tensors* can be handed to a compiled program, here and now.
 
-    Tracers, functorch transforms, forward-mode differentiation and dispatch modes want to see the operations;
+    Tracers, functorch transforms, forward-mode differentiation and dispatch modes need to see the operations;
     subclasses (DTensor, fake tensors) bring operations of their own, and so does a batch of gradients.
     """
-    watched = is_watched()  # first, because Dynamo does not trace the other question
+    watched = is_watched()  # first, because Dynamo does not trace `is_batch_of_gradients`
     for t in tensors:
         if t is not None and (watched or type(t) not in (Tensor, torch.nn.Parameter) or is_batch_of_gradients(t)):
             return False
@@ -183,22 +183,22 @@ def plain(*tensors: Tensor | None) -> bool:
 
 
 def plain_floating(*tensors: Tensor | None) -> bool:
-    """Whether *tensors* are `plain`, floating and not empty, and on one device; ``None`` is passed over."""
+    """Whether *tensors* are `plain`, floating, not empty, and on one device; ``None`` is skipped."""
     present = [tensor for tensor in tensors if tensor is not None]
     device = present[0].device
     return plain(*present) and all(t.numel() and t.is_floating_point() and t.device == device for t in present)
 
 
 def _shaped(rows: Tensor, shape: Sequence[int]) -> Tensor:
-    """*rows*, which a program gave, with *shape*, and no view of anything: its caller may want to write into it."""
+    """Give *rows*, a program's result, its *shape*, but not as a view: the caller may want to write into the result."""
     return rows if len(shape) == rows.dim() else reinterpret_tensor(rows, tuple(shape), strides_of(shape))
 
 
 def _rows(tensor: Tensor) -> tuple[Tensor, bool]:
-    """*tensor* as a matrix of rows, so that its rank is no reason to compile again; a shared vector stays one.
+    """Return *tensor* as a matrix of rows, and whether there are no gaps between the rows.
 
-    And whether no two of the rows lie apart. Rows that share memory are copied: a program for a row that is repeated
-    would have its distance of 0 compiled in, and be right for no other.
+    A matrix, so that the rank is no reason to compile again; a shared vector stays a vector. Rows that share memory are
+    copied: a program for a repeated row would have its stride of 0 compiled in, and be right for no other stride.
     """
     if tensor.dim() > 2:
         tensor = tensor.reshape(-1, tensor.shape[-1])
@@ -208,7 +208,7 @@ def _rows(tensor: Tensor) -> tuple[Tensor, bool]:
 
 
 def standard_state(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    """Without gradients and autocast."""
+    """A context without gradients and autocast."""
     if not torch.is_autocast_enabled(device_type):
         return torch.no_grad()
     stack = contextlib.ExitStack()
@@ -244,7 +244,7 @@ def _program(
 def _restricted(
     function: Formula, tensors: Sequence[Tensor | None], needs: Sequence[bool]
 ) -> tuple[list[Any], Callable[..., Tensor]]:
-    """The *tensors* that are needed, and *function* as a function of them alone."""
+    """Return the *tensors* that *needs* marks, and *function* as a function of these alone."""
 
     def of_wanted(*wanted: Tensor) -> Tensor:
         values = iter(wanted)

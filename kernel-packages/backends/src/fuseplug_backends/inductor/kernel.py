@@ -1,4 +1,4 @@
-"""What a kernel needs of the machine for Inductor to compile it."""
+"""The base of kernels that Inductor compiles, and what they need of the machine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fuseplug import BaseKernel
 
 
 class InductorKernel(BaseKernel):
-    """The base of a kernel that Inductor compiles; name it before the base that has the op.
+    """The base of kernels that Inductor compiles. List it before the base that has the op.
 
     ``class InductorRMSNormKernel(InductorKernel, RMSNormKernel)``
 
-    A call that is traced is the original's: whatever compiles the model fuses it with what is around it.
+    A traced call goes to the original: the compiler of the whole model fuses the original with the code around it.
     """
 
     when_traced: ClassVar[Literal["kernel", "original"]] = "original"
@@ -27,15 +27,15 @@ class InductorKernel(BaseKernel):
     )
 
     def unavailable(self, device_type: str) -> str | None:
-        """Inductor compiles C++ for the CPU, so there it needs a compiler; for an NPU, Ascend's own Triton."""
+        """Return the remedy if Inductor lacks a C++ compiler for the CPU, or Ascend's own Triton for an NPU."""
         if device_type == "cpu" and cpp_compiler(os.environ) is None:
             return "no C++ compiler was found; install one (for example: apt-get install g++) or set CXX to one"
         if device_type == "npu" and importlib.util.find_spec("triton") is None:
-            return "Inductor compiles Triton for an NPU, which is not installed: pip install triton-ascend"
+            return "for an NPU, Inductor needs Triton, which is not installed: pip install triton-ascend"
         return None
 
 
 def cpp_compiler(environ: Mapping[str, str]) -> str | None:
-    """Where the C++ compiler is that Inductor would start: that of ``CXX``, or the default of the platform."""
+    """The path of the C++ compiler that Inductor would start, from ``CXX`` or the platform's default, if it exists."""
     default = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
     return shutil.which(environ.get("CXX") or default, path=environ.get("PATH"))

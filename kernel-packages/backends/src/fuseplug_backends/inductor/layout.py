@@ -8,15 +8,16 @@ from torch import Tensor
 
 
 def keeping_order(compute: Callable[..., Tensor], x: Tensor, *others: Tensor | None) -> Tensor:
-    """Compute what treats all rows alike, with its dimensions in memory in the order that those of *x* have.
+    """Call *compute*, which treats all rows alike, and give its result the memory order of the dimensions of *x*.
 
     Elementwise operations keep the order of their input, so a caller may view their result in a shape that only this
     order allows, as ``norm(x.transpose(1, 2)).transpose(1, 2).view(...)`` does.
 
     Args:
-        compute: Takes *x* and *others*; gives one contiguous tensor of the rank of *x*. Rows are its last dimension.
-        x: Of any layout.
-        others: Of the rank of *x*, or of another one where all rows share them.
+        compute: Takes *x* and *others*, and returns one contiguous tensor with the rank of *x*. Its last dimension is a
+            row.
+        x: A tensor of any layout.
+        others: Tensors with the rank of *x*, or with another rank if all rows share them.
     """
     order = None if x.is_contiguous() else _order_in_memory(x)
     if order is None:
@@ -29,11 +30,11 @@ def keeping_order(compute: Callable[..., Tensor], x: Tensor, *others: Tensor | N
 
 
 def strides_of(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Those of a tensor of *shape* without gaps in memory.
+    """The strides of a tensor of *shape* without gaps in memory.
 
     Args:
-        shape: Its sizes.
-        order: Its dimensions, the outermost in memory first; ``None`` where it is contiguous.
+        shape: The sizes of the tensor.
+        order: The dimensions, the outermost in memory first; ``None`` for a contiguous tensor.
     """
     strides, step = [0] * len(shape), 1
     for dim in reversed(range(len(shape)) if order is None else order):
@@ -43,12 +44,12 @@ def strides_of(shape: Sequence[int], order: Sequence[int] | None = None) -> tupl
 
 
 def _order_in_memory(x: Tensor) -> list[int] | None:
-    """The dimensions of *x*, the outermost in memory first; ``None`` where that is the order they have."""
+    """The dimensions of *x*, the outermost in memory first; ``None`` if they have this order, or one is broadcast."""
     steps: list[int] = []
     for size, step in zip(x.shape, x.stride(), strict=True):
         if size > 1 and step == 0:
             return None
-        # Where a dimension of one element lies says nothing: it stays with the one before.
+        # The stride of a dimension of one element means nothing: the dimension stays with the one before.
         steps.append(step if size > 1 or not steps else steps[-1])
     order = sorted(range(x.dim()), key=lambda dim: -steps[dim])
     return None if order == [*range(x.dim())] else order

@@ -1,7 +1,8 @@
-"""Run a formula that is linear in one tensor compiled, forward and backward, whatever the layout in memory.
+"""Compile a formula that is linear in one tensor, forward and backward, for any layout in memory.
 
 Attention has q and k of many layouts, with tables broadcast over some of their dimensions: nothing is copied to bring
-them into one. The backward of a linear formula needs neither its input nor its output, so only the tables are saved.
+them into one layout. The backward of a linear formula needs neither its input nor its output, so only the tables are
+saved.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ if TYPE_CHECKING:
     Memory = tuple[tuple[torch.Size, tuple[int, ...]], ...]
 
 _MOST_VIEWS = 1 << 10
-"""Layouts remembered; a generation of text makes a new one with each length of its prompt."""
+"""The number of layouts to remember. Generating text makes a new one for each length of the prompt."""
 
 
 class CompiledLinear:
-    """A formula linear in its first tensor, run for several such tensors at once, and the programs compiled for it.
+    """A formula that is linear in its first tensor, run for several such tensors at once, and its compiled programs.
 
     Leading dimensions are put in the order of memory and merged where all tensors allow, so that few programs serve
-    every layout: there is one for each combination of constants, dtypes, widths, devices, number of dimensions
-    left, and which of them are broadcast or have gaps in memory. Sizes are no part of it.
+    every layout. There is one for each combination of constants, dtypes, widths, devices, number of remaining
+    dimensions, and which of these are broadcast or have gaps in memory. Sizes do not matter.
 
     Args:
-        formula: ``formula(x, *tables, *constants)``, a tensor of the shape of *x*, linear in *x*. It treats all leading
-            dimensions alike; in these the tables broadcast to *x*.
+        formula: ``formula(x, *tables, *constants)``, returning a tensor with the shape of *x*, linear in *x*. It treats
+            all leading dimensions alike, and in these the tables broadcast to *x*.
     """
 
     def __init__(self, formula: Formula) -> None:
@@ -57,17 +58,17 @@ class CompiledLinear:
         *,
         keep_order: bool = True,
     ) -> Sequence[Tensor]:
-        """Compute the formula for each of *xs*, tensors that are `plain`.
+        """Compute the formula for each of *xs*, where all tensors are `plain`.
 
         Args:
-            constants: For each of *xs* the formula's last arguments; compiled in.
-            xs: ``(..., width)``, not empty, all of the same rank, two dimensions at least.
-            tables: Broadcastable to each of *xs* but for the last dimension; of no higher rank.
-            keep_order: Whether the results' dimensions lie in the order of memory that those of the first of *xs* have;
-                if not, results are contiguous.
+            constants: For each of *xs*, the formula's last arguments; compiled in.
+            xs: ``(..., width)``, not empty, all of the same rank, with at least two dimensions.
+            tables: Broadcastable to each of *xs* except in the last dimension; of no higher rank.
+            keep_order: Whether the results' dimensions have the memory order of those of the first of *xs*; if not, the
+                results are contiguous.
 
         Returns:
-            For each of *xs* the result.
+            The result for each of *xs*.
         """
         return self._differentiable((tuple(constants), keep_order), xs, tables)
 
@@ -94,12 +95,13 @@ class CompiledLinear:
         *,
         keep_order: bool = True,
     ) -> tuple[Tensor, ...]:
-        """Compute the formula and record nothing.
+        """Compute the formula without recording anything.
 
-        If *transposed* names the dtypes of inputs, *xs* are gradients of outputs, and those of the inputs are computed.
+        If *transposed* gives the dtypes of the inputs, *xs* are the gradients of the outputs, and the gradients of the
+        inputs are computed.
         """
         tensors = [*xs, *tables]
-        # Once each: between matmuls, where caches are empty, to ask a tensor takes a microsecond or two.
+        # Ask each tensor once: between matmuls, which empty the caches, asking takes a microsecond or two.
         memory = tuple([(t.shape, t.stride()) for t in tensors])
         views = self._views.get((keep_order, memory))
         if views is None:
@@ -122,13 +124,13 @@ class CompiledLinear:
 
 
 class _Views(NamedTuple):
-    """How tensors of given shapes and strides are seen by a program.
+    """How a program sees tensors of given shapes and strides.
 
     Attributes:
-        copied: The numbers of those that are made contiguous first.
+        copied: The numbers of the tensors that are made contiguous first.
         inside: Size and stride of each tensor as the program gets it.
-        outside: Size and stride of each result, which the program gives densely packed, as the caller gets it.
-        kind: What a program is compiled for.
+        outside: Size and stride of each result as the caller gets it. The program returns it densely packed.
+        kind: The properties of the views that a program is compiled for.
     """
 
     copied: frozenset[int]
@@ -139,7 +141,7 @@ class _Views(NamedTuple):
 
 def _views(memory: Memory, count: int, *, keep_order: bool) -> _Views:
     rank = len(memory[0][0])
-    # Rows are one piece of memory each. The gradient of a sum is one number, repeated: it gets an element for each.
+    # Each row must be one piece of memory. The gradient of a sum repeats one number: a copy has an element for each.
     copied = frozenset(n for n, (_, stride) in enumerate(memory) if stride[-1] != 1 or (n < count and 0 in stride))
     strides = [strides_of(shape) if n in copied else stride for n, (shape, stride) in enumerate(memory)]
     tensors = [_aligned(shape, stride, rank) for (shape, _), stride in zip(memory, strides, strict=True)]
@@ -157,7 +159,7 @@ def _views(memory: Memory, count: int, *, keep_order: bool) -> _Views:
 
 
 def _aligned(shape: torch.Size, stride: Sequence[int], rank: int) -> tuple[list[int], list[int]]:
-    """Size and stride with as many dimensions as the first tensor has; what is only repeated has size 1."""
+    """Size and stride with as many dimensions as the first tensor has; a dimension that only repeats has size 1."""
     sizes = [1 if step == 0 else size for size, step in zip(shape[:-1], stride[:-1], strict=True)]
     return [1] * (rank - len(shape)) + [*sizes, shape[-1]], [0] * (rank - len(shape)) + list(stride)
 
@@ -174,7 +176,7 @@ def _order_of_memory(xs: Sequence[tuple[list[int], list[int]]], rank: int) -> li
 
 
 def _groups(tensors: Sequence[tuple[list[int], list[int]]], order: Sequence[int]) -> list[list[int]]:
-    """Neighbouring dimensions that are one to every tensor; those that have no extent in any are left out."""
+    """Groups of neighbouring dimensions that every tensor can merge, without those of size 1 in every tensor."""
     groups: list[list[int]] = []
     for dim in order:
         if all(size[dim] == 1 for size, _ in tensors):
@@ -193,7 +195,7 @@ def _mergeable(size: list[int], stride: list[int], *, outer: int, inner: int) ->
 
 
 def _kind(size: tuple[int, ...], stride: tuple[int, ...]) -> Hashable:
-    """What of a view is compiled in: the width, which dimensions are broadcast, and which have no gap below them."""
+    """The properties of a view that are compiled in: rank, width, which dimensions are broadcast, which have no gap."""
     apart = [dim for dim, extent in enumerate(size) if extent > 1]
     return len(size), size[-1], tuple([(i, stride[i] == size[j] * stride[j]) for i, j in itertools.pairwise(apart)])
 

@@ -1,9 +1,9 @@
-"""A function as a program that Inductor compiles when it is first called.
+"""A function as a program that Inductor compiles at the first call.
 
-Dynamo is not asked: what is compiled here is plain operations on plain tensors, which `make_fx` records as they run.
-At each call Dynamo would compare the state of the process and walk through its own Python. Between the matmuls of an
-MLP, which empty the caches, ``silu(gate) * up`` of 64 rows of 3072 took 196 µs by `torch.compile` and 56 µs by what it
-had compiled (bfloat16, two x86 cores).
+Dynamo is not needed: the functions consist of plain operations on plain tensors, which `make_fx` records as they run.
+At each call, Dynamo would compare the state of the process and walk through its own Python. Between the matmuls of an
+MLP, which empty the caches, ``silu(gate) * up`` of 64 rows of 3072 took 196 µs by `torch.compile`, and 56 µs by the
+code that it had compiled (bfloat16, two x86 cores).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _compiling = ProcessLock()
 
 
 class Program:
-    """*function*, compiled for the tensors of its first call, and again for sizes that this does not cover.
+    """*function*, compiled for the tensors of its first call, and again for sizes that no compilation covers.
 
     Args:
         function: Takes tensors and returns a tuple of tensors, none of which shares memory with an argument or another.
-            It may write to its arguments, in whose versions that does not count.
-        varying: For each tensor the dimensions whose sizes may differ from call to call. Sizes of 0 and 1 have programs
-            of their own. All else, which is dtypes, devices, the other sizes and their strides, is the caller's to keep
-            equal: it makes a program for each combination.
+            It may write to its arguments, but their versions do not count this.
+        varying: For each tensor, the dimensions whose sizes may differ from call to call. Sizes of 0 and 1 are compiled
+            separately. The caller keeps everything else equal (dtypes, devices, the other sizes and their strides) and
+            makes a program for each combination.
     """
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]], varying: Sequence[Sequence[int]]) -> None:
@@ -43,7 +43,7 @@ class Program:
         """Compilations that nobody has waited for."""
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
-        """Compute *function* and record nothing for a backward."""
+        """Compute *function* without recording anything for a backward."""
         threads = torch.get_num_threads()
         compilation = _covering(self._ready, tensors, threads) or self._missing(tensors, threads)
         if not torch.is_autocast_enabled(compilation.device_type):
@@ -57,14 +57,14 @@ class Program:
         return len(self._ready) + len(self._pending)
 
     def _missing(self, tensors: Sequence[Tensor], threads: int) -> _Compilation:
-        """What computes *function* for *tensors* now, where no compilation does yet."""
+        """A new compilation for *tensors*, which no ready one covers. In a rehearsal it runs *function* as it is."""
         builders = rehearsing()
         compilation = self._begin(tensors, threads, builders)
         if builders is not None:
             return compilation._replace(run=torch.no_grad()(self.function))
         try:
             compilation.wait()
-        except Exception:  # noqa: BLE001 - whatever a compiler's failure raises
+        except Exception:  # noqa: BLE001 - a compiler's failure may raise anything
             self._drop(compilation)
             doubt()
             compilation = self._begin(tensors, threads, None)
@@ -89,7 +89,7 @@ class Program:
         return compilation
 
     def _drop(self, compilation: _Compilation) -> bool:
-        """Whether *compilation* was among those that nobody has waited for. It is no more."""
+        """Remove *compilation* from the pending ones; return whether it was among them."""
         with _compiling:
             others = [pending for pending in self._pending if pending is not compilation]
             was_pending = len(others) < len(self._pending)
@@ -101,11 +101,11 @@ class _Compilation(NamedTuple):
     """One compilation.
 
     Attributes:
-        threads: How many it uses on a CPU.
-        covers: Whether it is right for tensors of these sizes.
+        threads: How many threads it uses on a CPU.
+        covers: Tells whether it is right for the sizes of given tensors.
         run: The compiled function.
         wait: Waits until *run* is built.
-        device_type: Where it runs.
+        device_type: The type of the device that it runs on.
     """
 
     threads: int

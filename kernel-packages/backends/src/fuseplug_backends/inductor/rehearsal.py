@@ -1,7 +1,7 @@
-"""A rehearsal: kernels are called for their programs alone, which are then built side by side.
+"""A rehearsal: kernels are called only to learn which programs they need, and these are built side by side.
 
-A C++ compiler needs a second or more for a program, and verification waits for one before it comes to the next. In a
-rehearsal nothing waits: programs begin to be built, and their functions are run instead.
+A C++ compiler needs a second or more for a program, and verification waits for each program before it comes to the
+next. In a rehearsal, nothing waits: building a program begins, and its function runs uncompiled instead.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ class Builders(ThreadPoolExecutor):
         self._header: Future[None] | None = None
 
     def prepare(self) -> None:
-        """Begin with what all programs share, once."""
+        """Begin to compile the header that all programs share, once."""
         if self._header is None:
             self._header = self.begin(compile_header)
 
     def begin(self, build: Callable[[], T]) -> Future[T]:
-        """Call *build* in one of the threads, with the context variables of this one."""
+        """Call *build* in one of the threads, with the context variables of the caller's thread."""
         return self.submit(contextvars.copy_context().run, self._built, build, self._header)
 
     def give_up(self) -> None:
-        """Begin nothing more."""
+        """Begin no more builds."""
         self.shutdown(wait=False, cancel_futures=True)
         self._spinning.allow()
 
     def _built(self, build: Callable[[], T], after: Future[None] | None) -> T:
         if after is not None:
-            # Inductor waits for the header as well, but to see whether it is the same, it preprocesses it again first.
+            # Inductor would wait for the header, too, but first preprocess it again to see whether it is the same.
             wait([after])
         with self._spinning.ended_by_what_takes_long():
             return build()
@@ -55,7 +55,7 @@ _builders: ContextVar[Builders | None] = ContextVar("fuseplug_builders", default
 
 @contextlib.contextmanager
 def building(threads: int) -> Iterator[Builders]:
-    """What builds programs, with so many *threads*. In the end, what nobody has waited for is given up."""
+    """Builders of programs, with this number of *threads*. On exit, builds that have not begun are given up."""
     builders = Builders(threads)
     try:
         yield builders
@@ -65,7 +65,7 @@ def building(threads: int) -> Iterator[Builders]:
 
 @contextlib.contextmanager
 def rehearsal(builders: Builders) -> Iterator[None]:
-    """Inside, in this thread, a program that is called and not there yet begins to be built by *builders*."""
+    """Inside, in this thread, a call of a program that is not built yet has *builders* begin to build it."""
     before = _builders.set(builders)
     try:
         yield
@@ -75,7 +75,7 @@ def rehearsal(builders: Builders) -> Iterator[None]:
 
 @contextlib.contextmanager
 def side_by_side() -> Iterator[Callable[[], contextlib.AbstractContextManager[None]] | None]:
-    """As `fuseplug.BaseKernel.rehearsal`: programs are built by as many compilers as Inductor would run at once."""
+    """A `fuseplug.BaseKernel.rehearsal` with as many compilers as Inductor would run at once."""
     threads = inductor_threads()
     if threads == 1:
         yield None
@@ -85,5 +85,5 @@ def side_by_side() -> Iterator[Callable[[], contextlib.AbstractContextManager[No
 
 
 def rehearsing() -> Builders | None:
-    """What builds programs, if this is a rehearsal."""
+    """The builders of programs if this is a rehearsal; otherwise ``None``."""
     return _builders.get()

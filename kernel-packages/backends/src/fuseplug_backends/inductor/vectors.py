@@ -1,7 +1,7 @@
-"""That this CPU's vector instructions work is taken on trust, until a program cannot be built.
+"""Trust in this CPU's vector instructions, until a program cannot be built.
 
-Inductor would build and load a small program for each set of them before its first, up to six. That first one shows the
-same.
+Before its first program, Inductor would build and load a small one for each set of vector instructions, up to six. The
+first program shows just as well whether the instructions work.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _doubted = threading.Event()
 
 
 def trust(device_type: str) -> None:
-    """Have Inductor leave out its check, for a program on *device_type*."""
+    """Have Inductor skip its check, for a program on *device_type*."""
     if device_type == "cpu" and not _doubted.is_set() and trust_vectors():
         _trusted.set()
 
 
 def doubt() -> bool:
-    """Have Inductor check from now on; whether it did not until now."""
+    """Have Inductor check from now on; return whether it skipped its check until now."""
     if _doubted.is_set() or not _trusted.is_set():
         return False
     _doubted.set()

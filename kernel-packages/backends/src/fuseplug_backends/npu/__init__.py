@@ -1,7 +1,7 @@
-"""What kernels on Ascend NPUs have in common. Importing this imports neither torch nor torch_npu.
+"""Code shared by kernels for Ascend NPUs. Importing this package imports neither torch nor torch_npu.
 
-Nothing here ever imports torch_npu: a tensor on an NPU means that it is loaded, and its operations are then
-``torch.ops.npu``.
+No module here ever imports torch_npu: a tensor on an NPU means that torch_npu is loaded, and its operations are then
+in ``torch.ops.npu``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ascend chips, and which operations of torch_npu their documentation names them for."""
+"""Ascend chips, and the chips for which each operation of torch_npu is documented."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FAMILIES = {
     r"Ascend910(A|B|ProA|ProB|PremiumA)?$": TRAINING,
     r"Ascend950": A5,
 }
-"""Families by the name that ``torch.npu.get_device_name()`` gives. ``Ascend910B`` alone is the first generation."""
+"""Families by patterns of ``torch.npu.get_device_name()``. The name ``Ascend910B`` alone is the first generation."""
 
 DOCUMENTED: dict[str, tuple[str, ...]] = {
     "npu_rms_norm": (A2, A3, INFERENCE, TRAINING),
@@ -26,15 +26,16 @@ DOCUMENTED: dict[str, tuple[str, ...]] = {
     "npu_moe_token_unpermute": (A2, A3, A5),
     "npu_grouped_matmul": (A2, A3, A5, INFERENCE),
 }
-"""From the tables of products in ``docs/zh/custom_APIs/torch_npu`` of Ascend/op-plugin, as of August 2026."""
+"""The chips for which each operation is documented, from the product tables in ``docs/zh/custom_APIs/torch_npu`` of
+Ascend/op-plugin, as of August 2026."""
 
 
 def family(name: str) -> str | None:
-    """The family of the chip of this name; ``None`` if it is a new one."""
+    """The family of the chip with this name; ``None`` for a new chip."""
     return next((family_name for pattern, family_name in _FAMILIES.items() if re.match(pattern, name)), None)
 
 
 def undocumented(name: str, ops: tuple[str, ...]) -> list[str]:
-    """Those of *ops* that are documented, but not for the chip of this name."""
+    """The *ops* that are documented, but not for the chip with this name."""
     here = family(name)
     return [] if here is None else [op for op in ops if op in DOCUMENTED and here not in DOCUMENTED[op]]

@@ -1,7 +1,7 @@
-"""What this machine is: its chip, and what its CANN has of what torch_npu calls.
+"""This machine: its chip, and the operations of torch_npu for which its CANN has a kernel.
 
-Neither can be asked for while a graph is traced. What was last found then holds, which the check of a kernel has seen
-to; what was not found is taken to be the worse.
+Neither can be asked for while a graph is traced. The last answer then holds; the check of a kernel has asked before.
+Without an answer, the worse one is assumed.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ def is_950() -> bool:
 
 
 def cann_has(op: str, *sizes: int) -> bool:
-    """Whether *op* can be called here: torch_npu has it, and CANN the kernel behind it.
+    """Whether *op* can be called here: torch_npu has it, and CANN has the kernel behind it.
 
-    torch_npu looks for the kernel in the first call, and raises if there is none; of most operations it has an older
-    one to call instead. So it is found out by a call, once.
+    torch_npu looks for the kernel at the first call, and raises if there is none; for most operations, torch_npu has an
+    older one to call instead. So a single call, made once, tells whether *op* works.
 
     Args:
-        op: An operation of torch_npu: ``"npu_clipped_swiglu"``.
-        *sizes: Those of a float32 tensor that it takes as its only argument.
+        op: An operation of torch_npu, such as ``"npu_clipped_swiglu"``.
+        *sizes: The sizes of a float32 tensor that *op* takes as its only argument.
     """
     call = getattr(torch.ops.npu, op, None)
     if call is None:
         return False
     if op not in _KNOWN and not torch.compiler.is_compiling():
         if not torch.npu.is_available():  # type: ignore[attr-defined]
-            return True  # planned for a machine of which nothing is known
+            return True  # planned for another machine, about which nothing is known
         try:
             result = call(torch.zeros(*sizes, device="npu"))
         except RuntimeError:
             _KNOWN[op] = False
         else:
             if type(result) is not torch.Tensor:
-                return True  # a fake one, for which no kernel ran
+                return True  # a fake tensor: no kernel ran
             _KNOWN[op] = True
     return _KNOWN.get(op, False)

@@ -1,4 +1,4 @@
-"""What a kernel needs of the machine to run on an Ascend NPU."""
+"""The base of kernels for Ascend NPUs, and what they need of the machine."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from .chips import DOCUMENTED, undocumented
 
 
 class NpuKernel(BaseKernel):
-    """The base of a kernel that calls operations of torch_npu; name it before the base that has the op.
+    """The base of kernels that call operations of torch_npu. List it before the base that has the op.
 
     ``class NpuRMSNormKernel(NpuKernel, RMSNormKernel)``
 
-    Its `function` calls them as ``torch.ops.npu.npu_rms_norm``, without importing torch_npu: so it can be planned for
-    an NPU on a machine that has none.
+    The kernel's `function` calls the operations as ``torch.ops.npu.npu_rms_norm``, without importing torch_npu. So the
+    kernel can be planned for an NPU on a machine without one.
 
     Attributes:
-        ops: Every operation of torch_npu that it calls.
+        ops: The operations of torch_npu that the kernel cannot do without.
     """
 
     device_types: ClassVar[tuple[str, ...]] = ("npu",)
     ops: ClassVar[tuple[str, ...]] = ()
 
     def unavailable(self, device_type: str) -> str | None:
-        """The torch_npu that is loaded must have all of `ops`."""
+        """Return which of `ops` torch_npu lacks, with the remedy; ``None`` if it is loaded and has all of them."""
         del device_type
         import torch
 
@@ -36,7 +36,7 @@ class NpuKernel(BaseKernel):
         return f'torch_npu is not loaded, or has no {", ".join(lacking)}: pip install --upgrade "torch_npu=={series}.*"'
 
     def caveat(self, device_type: str) -> str | None:
-        """Each of `ops` should be documented for the chips that are here."""
+        """Return which of `ops` are documented, but not for the chips of this machine; ``None`` if there are none."""
         if device_type != "npu":
             return None
         import torch

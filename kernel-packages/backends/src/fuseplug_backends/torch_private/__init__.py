@@ -1,6 +1,6 @@
 """The private names of torch that backends and kernels need.
 
-They are chosen, written and tested as those of `fuseplug.torch_private`.
+They are chosen, written and tested by the rules of `fuseplug.torch_private`.
 """
 
 from __future__ import annotations
@@ -34,33 +34,34 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Imported above, because nothing public names it: FakeTensor, to tell a tensor that has no values but is a plain one in
-# all else.
+# FakeTensor is imported above because it has no public name. It identifies tensors that have no values, but are plain
+# in every other way.
 
 peek_interpreter_stack = torch._C._functorch.peek_interpreter_stack
 """The innermost transform of `torch.func` that is at work here; ``None`` if there is none."""
 
 is_functorch_wrapped_tensor = torch._C._functorch.is_functorch_wrapped_tensor
-"""Whether a tensor is one that a transform of `torch.func` made around another; its type is Tensor all the same."""
+"""Whether a tensor is a wrapper that a transform of `torch.func` made; its type is `Tensor` all the same."""
 
 is_batchedtensor = torch._C._functorch.is_batchedtensor
-"""Whether a tensor is one that `torch.func.vmap` made around another."""
+"""Whether a tensor is a wrapper that `torch.func.vmap` made."""
 
 get_unwrapped = torch._C._functorch.get_unwrapped
-"""The tensor inside one that `is_functorch_wrapped_tensor`. `torch.func.debug_unwrap` is for debugging alone."""
+"""The tensor inside a wrapper of `torch.func`. The public `torch.func.debug_unwrap` is for debugging only."""
 
 is_legacy_batchedtensor = torch._C._functorch.is_legacy_batchedtensor
 """Whether a tensor is a batch of gradients, which ``torch.autograd.grad(is_grads_batched=True)`` makes."""
 
 len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
-"""How many modes see each operation: a FakeTensorMode, a tracer's."""
+"""How many modes see each operation, such as a FakeTensorMode or the mode of a tracer."""
 
 reinterpret_tensor: Callable[[Tensor, tuple[int, ...], tuple[int, ...]], Tensor]
 reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
 """``reinterpret_tensor(tensor, size, stride)``: a tensor on the same memory, from the same place on. Size and stride
-are plain tuples: torch 2.15 takes neither a list nor a `torch.Size`. Autograd knows nothing of it: it is no view of
-*tensor*, and requires no gradient. Inductor makes its own views so. It is no operation, so between two matmuls it takes
-6 to 10 µs, where ``as_strided`` takes 20 and ``view`` up to 40 (on an Intel Xeon)."""
+must be plain tuples: torch 2.15 takes neither a list nor a `torch.Size`. Autograd does not know of the result: it is no
+view of *tensor*, and requires no gradient. Inductor makes its own views in this way. The call is not an operation of
+torch, so between two matmuls it takes 6 to 10 µs, while ``as_strided`` takes 20 and ``view`` up to 40 (on an Intel
+Xeon)."""
 
 GLOBAL_HOOKS = (
     _nn_module._global_forward_hooks,
@@ -68,16 +69,16 @@ GLOBAL_HOOKS = (
     _nn_module._global_backward_hooks,
     _nn_module._global_backward_pre_hooks,
 )
-"""The dicts that ``torch.nn.modules.module.register_module_…_hook`` add to: those functions add, and nothing lists."""
+"""The dicts of the hooks that ``torch.nn.modules.module.register_module_…_hook`` add. Nothing public lists them."""
 
 
 def in_forward_mode() -> bool:
-    """Whether forward-mode differentiation is entered; `torch.autograd.forward_ad` enters and leaves it only."""
+    """Whether forward-mode differentiation is on. `torch.autograd.forward_ad` can enter and leave it, but not tell."""
     return forward_ad._current_level >= 0
 
 
 def storage_id(tensor: Tensor) -> int:
-    """A number that tensors on one storage share, on meta too, where ``data_ptr()`` of each is 0."""
+    """A number that the tensors on one storage share, even on meta, where every ``data_ptr()`` is 0."""
     number: int = tensor.untyped_storage()._cdata
     return number
 
@@ -88,7 +89,7 @@ def has_onednn_linear() -> bool:
 
 
 def onednn_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weight.t()`` by oneDNN, where `torch.nn.functional.linear` takes MKL for float32.
+    """``x @ weight.t()`` by oneDNN. For float32, `torch.nn.functional.linear` uses MKL.
 
     Args:
         x: ``(rows, in)``, float32 on the CPU.
@@ -102,9 +103,9 @@ def onednn_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def traced_away(function: Callable[P, R]) -> Callable[P, R]:
-    """Have Dynamo call *function* while it traces, and take what it returns for a constant.
+    """Have Dynamo call *function* while it traces, and treat the result as a constant.
 
-    As `torch.compiler.assume_constant_result`, which imports Dynamo.
+    `torch.compiler.assume_constant_result` does the same, but imports Dynamo.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

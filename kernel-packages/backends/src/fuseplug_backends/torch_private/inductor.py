@@ -1,6 +1,6 @@
-"""The private names of torch with which a function is recorded, and compiled by Inductor without Dynamo.
+"""The private names of torch that record a function and have Inductor compile it, without Dynamo.
 
-Importing this imports neither.
+Importing this module imports neither Inductor nor Dynamo.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ Build = Callable[[], Callable[..., Any]]
 """Builds a kernel in C++."""
 
 Begin = Callable[[Build], Future[Callable[..., Any]]]
-"""Has another thread call what it is given."""
+"""Has another thread call a `Build`."""
 
 
 class Recording(NamedTuple):
-    """What a function does to tensors of some sizes, as `recorded` gives it.
+    """The operations of a function on tensors of certain sizes, as `recorded` returns them.
 
     Attributes:
         graph: The operations.
-        stand_ins: The tensors it was recorded with: without values, and with symbols for the sizes that vary.
-        varying: For each of them the dimensions whose sizes vary. Those of 0 and 1 are numbers all the same.
-        symbols: Tensors and dimensions whose sizes are symbols. The graph takes these sizes before the tensors: what
-            Inductor keeps in its cache, it keeps with what was assumed of sizes that it is given, and of no others.
-        sizes: What is known about the symbols. Who compiles *graph* may add to it.
+        stand_ins: The tensors that the function was recorded with. They have no values, and symbols for the sizes that
+            vary.
+        varying: For each stand-in, the dimensions whose sizes vary. Sizes of 0 and 1 are numbers all the same.
+        symbols: The tensors and dimensions whose sizes are symbols. The graph takes these sizes before the tensors,
+            because Inductor's cache keeps the assumptions about sizes that are arguments, and about no others.
+        sizes: What is known about the symbols. Compiling *graph* may add to it.
     """
 
     graph: torch.fx.GraphModule
@@ -62,22 +63,22 @@ class Recording(NamedTuple):
 
     @property
     def output(self) -> torch.fx.Node:
-        """The node of *graph* whose first argument is the results."""
+        """The node of *graph* whose first argument holds the results."""
         node: torch.fx.Node = next(iter(reversed(self.graph.graph.nodes)))
         return node
 
     def arguments(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """What the graph takes for *tensors*."""
+        """The arguments that the graph takes for *tensors*."""
         return _with_sizes(tensors, self.symbols)
 
     def results_share_memory(self) -> bool:
-        """Whether a result shares memory with a tensor that it is given, or with another result."""
+        """Whether a result shares memory with an argument, or with another result."""
         nodes: Any = self.output.args[0]
         tensors = [*self.stand_ins, *(node.meta["val"] for node in nodes)]
         return len({*map(storage_id, tensors)}) < len(tensors)
 
     def covers(self) -> Callable[..., bool]:
-        """A function of tensors: whether all that was assumed of the sizes that vary is true of theirs."""
+        """A function that tells whether the sizes of its tensors meet all assumptions about sizes that vary."""
         from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
         names = [f"t{number}" for number in range(len(self.stand_ins))]
@@ -89,7 +90,7 @@ class Recording(NamedTuple):
         return covers
 
     def numbers(self) -> list[tuple[int, int, int]]:
-        """Tensors and dimensions that were to vary, and the number for which their size was taken."""
+        """Each dimension that was to vary but was taken for a number: its tensor, the dimension, and the number."""
         pairs = [(n, dim) for n, dims in enumerate(self.varying) for dim in dims]
         sizes = [(n, dim, self.stand_ins[n].shape[dim]) for n, dim in pairs]
         return [(n, dim, int(size)) for n, dim, size in sizes if isinstance(size, int) or _is_number(size)]
@@ -104,26 +105,26 @@ def _is_number(size: torch.SymInt) -> bool:
 
 
 _OF_TENSOR, _NUMBERED = r"L\['(t\d+)'\]", r"\1"
-"""How a `ShapeEnv` writes the name of a tensor."""
+"""The name of a tensor as a `ShapeEnv` writes it, and its replacement."""
 
 
 def prepare_recording() -> None:
-    """Have torch do in this thread what it does when a fake mode is first entered on a machine without a GPU.
+    """Run, in this thread, torch's preparation for the first fake mode on a machine without a GPU.
 
-    A torch 2.11 that is built for CUDA crashes if another thread is the first.
+    A torch 2.11 that is built for CUDA crashes if another thread runs it first.
     """
     if not torch.cuda.is_available():
         getattr(torch._C, "_ensureCUDADeviceGuardSet", lambda: None)()
 
 
 def recorded(function: Callable[..., Any], tensors: Sequence[Tensor], varying: Sequence[Sequence[int]]) -> Recording:
-    """The operations of *function*, for *tensors* and for those that differ from them in *varying* dimensions.
+    """The operations of *function*, for *tensors* and for tensors whose sizes differ in *varying* dimensions.
 
-    `torch.export` would do this and more, for modules; `make_fx` by itself takes every size for one that varies.
+    `torch.export` would do this and more, but for modules; `make_fx` by itself treats every size as one that varies.
 
     Raises:
-        TypeError: If *function* makes a number of a size that varies, as ``len(x)`` does, or returns an argument, a
-            view of one or the same memory twice.
+        TypeError: If *function* turns a size that varies into a number, as ``len(x)`` does, or returns an argument, a
+            view of an argument, or the same memory twice.
     """
     from torch._dispatch.python import enable_python_dispatcher
     from torch._inductor.decomposition import select_decomp_table
@@ -131,13 +132,13 @@ def recorded(function: Callable[..., Any], tensors: Sequence[Tensor], varying: S
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-    # Sizes that happen to be equal now need not be so at the next call.
+    # Sizes that happen to be equal now need not be equal at the next call.
     sizes = ShapeEnv(duck_shape=False)
     mode = FakeTensorMode(shape_env=sizes)
     kinds = (DimDynamic.STATIC, DimDynamic.DYNAMIC)
     stand_ins = [
         mode.from_tensor(
-            # A view would bring along what it is a view of.
+            # A view would bring its base along.
             torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device),
             symbolic_context=StatelessSymbolicContext([kinds[dim in dims] for dim in range(t.dim())]),
         )
@@ -145,9 +146,9 @@ def recorded(function: Callable[..., Any], tensors: Sequence[Tensor], varying: S
     ]
     pairs = [(n, dim) for n, dims in enumerate(varying) for dim in dims]
     symbols = [(n, dim) for n, dim in pairs if isinstance(stand_ins[n].shape[dim], torch.SymInt)]
-    # A graph has the annotations of what is recorded, and Inductor's cache takes none that are strings.
+    # A lambda, because a graph gets the annotations of the recorded function, and Inductor's cache accepts no strings.
     functional = torch.func.functionalize(lambda *given: tuple(function(*given)))
-    # Without the dispatcher, torch 2.8 makes no view of a tensor whose sizes vary.
+    # Without the dispatcher, torch 2.8 cannot make a view of a tensor whose sizes vary.
     with mode, enable_python_dispatcher():
         trace = make_fx(lambda *inputs: functional(*inputs[len(symbols) :]), select_decomp_table())
         graph = trace(*_with_sizes(stand_ins, symbols))
@@ -160,14 +161,14 @@ def recorded(function: Callable[..., Any], tensors: Sequence[Tensor], varying: S
             )
     if recording.results_share_memory():
         raise TypeError(
-            f"{function.__qualname__}: its results share memory with its arguments or each other, and those of a "
-            "program are tensors of their own: return a clone()"
+            f"{function.__qualname__}: its results share memory with its arguments or each other, and a "
+            "program must return new tensors: return a clone()"
         )
     return recording
 
 
 def inductor_threads() -> int:
-    """How many compilers Inductor would run at once. Importing Inductor to ask it takes two seconds."""
+    """How many compilers Inductor would run at once. To ask Inductor itself, importing it would take two seconds."""
     if (threads := os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "")).isdecimal():
         return int(threads)
     if sys.platform == "win32":
@@ -178,18 +179,19 @@ def inductor_threads() -> int:
 def compiled_by_inductor(
     recording: Recording, begin: Begin | None = None
 ) -> tuple[Callable[..., Sequence[Tensor]], Callable[[], None]]:
-    """The graph of *recording* compiled by Inductor; `torch.compile` would ask Dynamo.
+    """The graph of *recording* compiled by Inductor, without Dynamo, which `torch.compile` would use.
 
-    `torch._inductor.compile` would ask AOTAutograd, which records a second time, and would put a wrapper around the
-    result, for results that share memory. In a model the wrapper took 10 µs of each call, and AOTAutograd a third of
-    the time that a program takes in Python. What is written to an argument is written; its version does not count it.
+    `torch._inductor.compile` would use AOTAutograd, which records a second time, and would wrap the compiled function,
+    because results may share memory. In a model, the wrapper took 10 µs of each call, and AOTAutograd a third of the
+    time that a program takes in Python. A write to an argument takes effect, but the argument's version does not count
+    it.
 
     Args:
-        recording: What is compiled.
-        begin: What has C++ built meanwhile; ``None``: this waits for that.
+        recording: The recording to compile.
+        begin: Builds the C++ in the background; with ``None``, this function waits for it.
 
     Returns:
-        The compiled function, and what waits until it is built.
+        The compiled function, and a function that waits until the compiled one is built.
     """
     with _counting_for_inductor(), _built_by(begin) as built:
         run = _by_inductor(recording)
@@ -209,16 +211,16 @@ def _by_inductor(recording: Recording) -> Callable[..., Sequence[Tensor]]:
     graph, mode = recording.graph, recording.stand_ins[0].fake_mode
     graph.graph.eliminate_dead_code()
     results: Any = recording.output.args[0]
-    # Which of them are to have the strides with which they were recorded.
+    # All results are to have the strides with which they were recorded.
     recording.output.meta["user_visible_output_idxs"] = [*range(len(results))]
     with V.set_fake_mode(mode), tracing(TracingContext(mode)):
         run: Any = compile_fx_inner(graph, recording.arguments(recording.stand_ins), is_inference=True)
-    symbols = recording.symbols  # alone: a recording holds its graph and all that is known of its sizes
+    symbols = recording.symbols  # only these: the recording would keep its graph and all knowledge of sizes alive
     return lambda *tensors: run(_with_sizes(tensors, symbols))
 
 
 class _Later:
-    """A kernel in C++ that is being built; whoever calls it waits for that."""
+    """A kernel in C++ that is being built; a call waits until the build is done."""
 
     def __init__(self, build: Build, begin: Begin) -> None:
         self._build, self._future = build, begin(build)
@@ -228,7 +230,7 @@ class _Later:
         if self._kernel is None:
             try:
                 self._kernel = self._future.result()
-            except Exception:  # noqa: BLE001 - it may have been given up, and Inductor keeps what holds this for other callers
+            except Exception:  # noqa: BLE001 - the build may have been given up, but Inductor's cache keeps this kernel
                 self._kernel = self._build()
         return self._kernel
 
@@ -243,14 +245,14 @@ extern "C" void kernel(float* out_ptr0) {}
 
 
 def compile_header() -> None:
-    """Compile the header that all programs in C++ share, unless that was done. Where there is none, this does nothing.
+    """Compile the header that all programs in C++ share, unless it is compiled already or there is none.
 
-    It takes longer than any program. Inductor would begin with it for the first one, seconds later, once that is
+    The header takes longer than any program. Inductor would begin with it seconds later, once the first program is
     recorded and lowered.
     """
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
-    # What this returns would build the program itself.
+    # This returns a function that would build the program itself; it is not called.
     CppPythonBindingsCodeCache.load_pybinding_async(["float*"], _EMPTY)
 
 
@@ -263,9 +265,9 @@ def _build(argtypes: list[str], source_code: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _built_by(begin: Begin | None) -> Iterator[list[_Later]]:
-    """Inside, *begin* has the C++ built that Inductor wants built in this thread, and nothing waits for it.
+    """Inside, *begin* builds the C++ that Inductor wants built in this thread, and nothing waits for it.
 
-    Inductor's own way to build side by side is within one program, for whose kernels it waits.
+    Inductor itself builds side by side only within one program, and waits for the kernels of that program.
     """
     builds: list[_Later] = []
     if begin is None:
@@ -289,16 +291,17 @@ def _built_by(begin: Begin | None) -> Iterator[list[_Later]]:
 
 
 def _counting_for_inductor() -> contextlib.AbstractContextManager[object]:
-    """What Inductor's cache of torch 2.7 counts in, and raises without; later ones do not count then."""
+    """The context in which Inductor's cache counts. Without it, torch 2.7 raises; later versions do not count."""
     from torch._dynamo.utils import CompileEventLogger, get_metrics_context
 
     return contextlib.nullcontext() if hasattr(CompileEventLogger, "try_") else get_metrics_context()
 
 
 def trust_vectors() -> bool:
-    """Have Inductor take it that this CPU's vector instructions work; whether it did not know yet.
+    """Have Inductor assume that this CPU's vector instructions work; return whether it did not know yet.
 
-    Otherwise it compiles and loads small programs before its first, for each set of them: six on a CPU with AVX-512.
+    Otherwise Inductor compiles and loads small programs before its first one, for each set of vector instructions: six
+    on a CPU with AVX-512.
     """
     from torch._inductor import cpu_vec_isa
 
@@ -314,7 +317,7 @@ def trust_vectors() -> bool:
 
 
 def forget_vectors() -> None:
-    """Have Inductor check this CPU's vector instructions, whatever it took them for."""
+    """Have Inductor check this CPU's vector instructions, whatever it assumed before."""
     from torch._inductor import cpu_vec_isa
 
     cached = [cpu_vec_isa.valid_vec_isa_list]

@@ -1,4 +1,4 @@
-"""What kernels written in Triton have in common. Importing this imports neither torch nor triton."""
+"""Code shared by kernels written in Triton. Importing this package imports neither torch nor triton."""
 
 from __future__ import annotations
 

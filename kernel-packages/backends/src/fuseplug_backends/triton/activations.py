@@ -1,9 +1,9 @@
 """The formulas of `fuseplug_backends.activations`, clamped or not, and their derivatives, on numbers in registers.
 
-For the programs of kernels: importing this imports triton, which nothing else of this package does.
+The programs of kernels use them. Importing this module imports triton, which no other module of this package does.
 """
 
-# ruff: noqa: RET505 - what follows a return is compiled as well, unless it is in a branch
+# ruff: noqa: RET505 - Triton also compiles the code after a return, unless that code is in a branch
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 
 OPEN: tl.constexpr = tl.constexpr(torch.__version__ >= "2.14")
-"""Whether a clamp lets no gradient through at a limit itself, as torch does from 2.14 on; before, that was inside."""
+"""Whether a clamp blocks the gradient at the limit itself, as torch does from 2.14 on; before, torch let it through."""
 
 
 @triton.jit
 def activate(x, beta, FORMULA: tl.constexpr):
-    """A formula of `fuseplug_backends.triton.FORMULAS` and its derivative, in float32; at a kink that is torch's."""
+    """A formula of `fuseplug_backends.triton.FORMULAS` and its derivative (at a kink, torch's own), in float32."""
     if FORMULA == "swish":  # x · σ(βx)
         share = tl.sigmoid(beta * x)
         value = x * share
@@ -32,7 +32,7 @@ def activate(x, beta, FORMULA: tl.constexpr):
         share = tl.sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * square))
         value = x * share
         rest = value * (1.0 - share)
-        steep = 1.5957691216057308 * (1.0 + 0.134145 * square)  # infinite where there is no rest
+        steep = 1.5957691216057308 * (1.0 + 0.134145 * square)  # may be infinite where rest is zero
         return value, share + tl.where(rest == 0.0, 0.0, rest * steep)
     elif FORMULA == "relu":
         return tl.where(x < 0.0, 0.0, x), tl.where(x <= 0.0, 0.0, 1.0)  # NaN stays
@@ -47,10 +47,10 @@ def activate(x, beta, FORMULA: tl.constexpr):
 
 @triton.jit
 def gate_factor(gate, limit, beta, FORMULA: tl.constexpr, CLAMP: tl.constexpr):
-    """The activated gate and its derivative by the gate, in float32.
+    """The activated gate and its derivative with respect to the gate, in float32.
 
-    It is kept from above within *limit* ``"before"`` or ``"after"`` the activation, as *CLAMP* says, or never. As in
-    torch NaN stays NaN, of which a clamp lets no gradient through.
+    *CLAMP* says whether the gate is clamped from above to *limit* ``"before"`` or ``"after"`` the activation, or never.
+    As in torch, NaN stays NaN, and a clamp lets no gradient of NaN through.
     """
     if CLAMP == "before":
         value, slope = activate(tl.where(gate > limit, limit, gate), beta, FORMULA)
@@ -58,7 +58,7 @@ def gate_factor(gate, limit, beta, FORMULA: tl.constexpr, CLAMP: tl.constexpr):
     else:
         value, slope = activate(gate, beta, FORMULA)
     if CLAMP == "after":
-        # Not zero: through an infinite slope, or one that is NaN, torch sends NaN too.
+        # Not plain zero: where the slope is infinite or NaN, torch's gradient is NaN, too.
         slope = tl.where(inside(value, limit), slope, 0.0 * slope)
         value = tl.where(value > limit, limit, value)
     return value, slope
@@ -66,7 +66,7 @@ def gate_factor(gate, limit, beta, FORMULA: tl.constexpr, CLAMP: tl.constexpr):
 
 @triton.jit
 def clamped_up(up, limit, CLAMP: tl.constexpr):
-    """Up kept within ±*limit* where the gate is clamped, and its derivative: 1 inside, 0 elsewhere."""
+    """Up, clamped to ±*limit* if the gate is clamped, and its derivative: 1 inside the limits, 0 elsewhere."""
     slope = tl.full(up.shape, 1.0, tl.float32)
     if CLAMP is not None:
         slope = tl.where(inside(up, limit) & inside(-up, limit), slope, 0.0)
@@ -77,7 +77,7 @@ def clamped_up(up, limit, CLAMP: tl.constexpr):
 
 @triton.jit
 def inside(x, limit):
-    """Where a clamp from above lets gradients of *x* through."""
+    """Where a clamp from above to *limit* lets gradients of *x* through."""
     if OPEN:
         return x < limit
     else:

@@ -1,4 +1,4 @@
-"""What a kernel needs of the machine for Triton to compile it."""
+"""The base of kernels written in Triton, and what they need of the machine."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ FORMULAS = frozenset({"swish", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid"})
 """The rows of `fuseplug_backends.activations.ACTIVATIONS` that `fuseplug_backends.triton.activations` computes."""
 
 _OLDEST_CAPABILITY = (8, 0)
-"""Of an NVIDIA GPU, as Triton's README has it."""
+"""The lowest compute capability of an NVIDIA GPU for Triton, according to its README."""
 
 
 def interpreted() -> bool:
-    """Whether Triton's kernels are run by its interpreter, on the CPU, as ``TRITON_INTERPRET=1`` says."""
+    """Whether Triton's interpreter runs the kernels, on the CPU, as with ``TRITON_INTERPRET=1``."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
 class TritonKernel(BaseKernel):
-    """The base of a kernel written in Triton; name it before the base that has the op.
+    """The base of kernels written in Triton. List it before the base that has the op.
 
     ``class TritonRMSNormKernel(TritonKernel, RMSNormKernel)``
 
-    GPUs of AMD are ``"cuda"`` to torch as well. In Triton's interpreter the CPU is one of its device types.
+    To torch, GPUs of AMD are ``"cuda"``, too. In Triton's interpreter, the CPU is one of the kernel's device types.
     """
 
     device_types: ClassVar[tuple[str, ...]] = ("cuda", "xpu", *(("cpu",) if interpreted() else ()))
@@ -33,7 +33,7 @@ class TritonKernel(BaseKernel):
     check_sizes: ClassVar[tuple[int, ...]] = (512,) if interpreted() else BaseKernel.check_sizes
 
     def unavailable(self, device_type: str) -> str | None:
-        """Triton must be importable, and an NVIDIA GPU of a generation that it compiles for."""
+        """Return the remedy if Triton is not installed, or an NVIDIA GPU is too old for it."""
         if importlib.util.find_spec("triton") is None:
             return "Triton is not installed: pip install triton"
         return _too_old() if device_type == "cuda" else None

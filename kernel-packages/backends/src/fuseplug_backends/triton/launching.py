@@ -1,6 +1,6 @@
-"""Launches of Triton kernels as operations of torch, which compilers, exporters and fake tensors know by their results.
+"""Launches of Triton kernels as operations of torch, so that compilers, exporters and fake tensors know their results.
 
-Eager calls do not go through the dispatcher, which costs as much host time as a launch.
+Eager calls bypass the dispatcher, which takes as much host time as a launch.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Launch = Callable[..., None]
 
 
 def operation(schema: str, results: Results) -> Callable[[Launch], Operation]:
-    """Make an `Operation` of the function below.
+    """Make an `Operation` of the decorated function.
 
-    It is a decorator::
+    For example::
 
         @operation("fuseplug_example::double(Tensor x) -> Tensor", torch.empty_like)
         def double(y, x):
             _double[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)
 
     Args:
-        schema: ``"namespace::name(arguments) -> results"``, as `torch.library.Library.define` has it. No result may be
-            a view of an argument, and none is written to.
-        results: Takes the arguments and gives the results, not yet filled: a tensor or a tuple of them. It is the meta
-            function too, so it looks at shapes, strides and dtypes alone.
+        schema: ``"namespace::name(arguments) -> results"``, as `torch.library.Library.define` takes it. No result may
+            be a view of an argument, and no argument is written to.
+        results: Takes the arguments and returns the results, not yet filled: a tensor, or a tuple or list of tensors.
+            It is also the meta function, so it looks only at shapes, strides and dtypes.
     """
 
     def make(launch: Launch) -> Operation:
@@ -45,7 +45,7 @@ def operation(schema: str, results: Results) -> Callable[[Launch], Operation]:
 
 
 class Operation:
-    """One operation of torch: results are made by one function, and filled by another.
+    """An operation of torch: one function makes the results, and another fills them.
 
     Args:
         schema: As for `operation`.
@@ -88,32 +88,32 @@ class Operation:
 def shared_memory(device: torch.device) -> int:
     """The bytes of shared memory that a program may have: 227 KB on an H100, 99 on an L40S, 64 on an MI300.
 
-    Where there is no such GPU, in the interpreter for example, those of an H100.
+    Without such a GPU, as in the interpreter, the bytes of an H100.
     """
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return getattr(properties, "shared_memory_per_block_optin", 64 << 10) if properties else 227 << 10
 
 
 def offsets_fit(tensor: Tensor, dims: int) -> bool:
-    """Whether 32 bits, in which Triton multiplies an index by a stride, count to the last element of *tensor*.
+    """Whether 32 bits, in which Triton multiplies an index by a stride, reach the last element of *tensor*.
 
-    A permuted or strided view reaches further than its elements are many.
+    A permuted or strided view reaches further than the number of its elements.
 
     Args:
-        tensor: Of any layout.
-        dims: How many of its last dimensions are counted in 32 bits.
+        tensor: A tensor of any layout.
+        dims: The number of its last dimensions that are indexed in 32 bits.
     """
     if tensor.is_contiguous() and math.prod(tensor.shape[-dims:]) < 1 << 31:
-        return True  # in less of the host's time
+        return True  # takes the host less time
     along = zip(tensor.shape[-dims:], tensor.stride()[-dims:], strict=True)
-    return sum([(size - 1) * max(abs(stride), 1) for size, stride in along]) < 1 << 31  # a copy of it steps by one
+    return sum([(size - 1) * max(abs(stride), 1) for size, stride in along]) < 1 << 31  # a copy has no stride of 0
 
 
 _interpreting = ProcessLock()
 
 
 def _in_turn(launch: Launch) -> Launch:
-    """*launch* in one thread at a time: the interpreter keeps in globals which program it runs."""
+    """Run *launch* in one thread at a time: the interpreter keeps the program that it runs in globals."""
 
     @functools.wraps(launch)
     def locked(*arguments: Any) -> None:

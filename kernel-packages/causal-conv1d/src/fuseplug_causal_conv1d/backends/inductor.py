@@ -1,14 +1,15 @@
 """Causal convolutions as Inductor compiles them, on every device Inductor knows, the CPU included.
 
-A program is for one of two layouts: that of a projection, in which the channels of a token lie side by side, and that
-in which the tokens of a channel do. The result, and the gradient of the input, lie as the input does.
+Each program serves one of two layouts: that of a projection, in which the channels of a token lie side by side, or the
+one in which the tokens of a channel do. The result and the gradient of the input have the layout of the input.
 
-The backward goes window by window, so that what is between its two programs stays in the cache. The first computes the
-sums anew and, through the activation, their gradient, in float32; in one program with the rest, Inductor would write
-down the sums and what the activation makes of them instead. The second makes the other gradients from it. A window has
-the tokens around it that its programs read, zeros beyond the first and the last: a program that asked where a token is
-would ask at each one, which takes several times as long. The gradient of the weight is first summed over `_BLOCK`
-tokens: over all of them, Inductor would go down one column of the memory after the other.
+The backward goes window by window, so that tensors between its two programs stay in the cache. The first program
+computes the sums again, and their gradient through the activation, in float32. In one program with the rest, Inductor
+would write the sums and the results of the activation to memory instead. The second program makes the other gradients
+from that of the sums. A window includes the tokens around it that its programs read, and zeros before the first token
+and after the last: a program that tested each token's position would take several times as long. The gradient of the
+weight is first summed over `_BLOCK` tokens; to sum over all of them, Inductor would go down one column of the memory
+after the other.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from ..reference import Variant, later
 _BLOCK = 32
 
 _WINDOW = 2**20
-"""The numbers in a window, 4 MB in float32."""
+"""How many numbers a window has: 4 MB in float32."""
 
 
 class _Form(NamedTuple):
-    """What a program is compiled for.
+    """The properties of a call for which programs are compiled.
 
     Attributes:
         variant: The variant.
@@ -50,14 +51,15 @@ class _Form(NamedTuple):
 def compute(variant: Variant, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`fuseplug_causal_conv1d.reference.causal_conv1d`, fused: the same arguments, result and errors.
 
-    It is computed in float32 and rounded once, so it is as a rule nearer to the exact result. Inside ``torch.compile``,
-    ``torch.export`` and other tracers it *is* the reference, for the compiler around it to fuse further.
+    The result is computed in float32 and rounded once, so it is usually closer to the exact one. Inside
+    ``torch.compile``, ``torch.export`` and other tracers, the reference computes the call, so that the compiler around
+    it can fuse further.
     """
     fits = bias is None or bias.dtype is weight.dtype
     if not (fits and _are_floating(x, weight) and worth_compiling(x.shape, x, weight, bias)):
         return by_reference(reference.compute, variant, x, weight, bias)
     if recording(x, weight, bias):
-        # What the original does not keep its caller may write into before the backward.
+        # Before the backward, the caller may write into tensors that the original does not keep.
         x = x if x.dtype is weight.dtype else x.clone()
         bias = None if bias is None else bias.clone()
     result: Tensor
@@ -76,16 +78,16 @@ def _are_floating(*tensors: Tensor) -> bool:
 
 
 def convolution_formula(form: _Form, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The whole in float32, rounded once to the dtype of *x*, which lies as *form* says."""
+    """The whole computation in float32, rounded once to the dtype of *x*, which has the layout of *form*."""
     sums = _sums(form, x.to(working_dtype(x, weight)), weight.t(), bias)
     return form.variant.activate(sums).to(x.dtype)
 
 
 def _sums(form: _Form, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The convolution of *x*, in its dtype; *weight* is ``(width, channels)``, so that it is read as *x* is.
+    """The convolution of *x*, in its dtype; *weight* is ``(width, channels)``, so that it is read like *x*.
 
-    Products are shifted, not *x*: as in the original, no factor meets the zeros before the first token, or NaN would
-    come of one that is not finite.
+    Products are shifted, not *x*. So, as in the original, no factor meets the zeros before the first token, where a
+    factor that is not finite would give NaN.
     """
     width = weight.shape[0]
     terms = [
@@ -102,7 +104,7 @@ def _factor(form: _Form, per_channel: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _gradient_of_sums(form: _Form, grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Through the activation. *x* begins ``width - 1`` tokens before *grad*."""
+    """The gradient of the sums, through the activation. *x* begins ``width - 1`` tokens before *grad*."""
     wide = working_dtype(x, weight)
     sums = _sliding(form, x.to(wide), weight.unbind(), grad.shape[form.dim])
     if bias is not None:
@@ -114,7 +116,7 @@ def _gradient_of_sums(form: _Form, grad: Tensor, x: Tensor, weight: Tensor, bias
 
 
 def _sliding(form: _Form, x: Tensor, columns: Sequence[Tensor], tokens: int) -> Tensor:
-    """The sums of so many windows of *x*, each begun one token after the last, times *columns*."""
+    """At each of *tokens* positions of *x*, the sum of the tokens from there on, each times one of *columns*."""
     terms = [x.narrow(form.dim, tap, tokens) * _factor(form, column, x.dtype) for tap, column in enumerate(columns)]
     total: Tensor = sum(terms[1:], terms[0])
     return total
@@ -123,10 +125,10 @@ def _sliding(form: _Form, x: Tensor, columns: Sequence[Tensor], tokens: int) -> 
 def _gradients(
     form: _Form, needs: Sequence[bool], of_sums: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Those of *x*, *weight* and *bias* that *needs* names: of a window, the last two in the dtype of the sums.
+    """A window's gradients of *x*, *weight* and *bias*, as *needs* says; the last two in the dtype of the sums.
 
-    Each token had a part in its own sum and in those of the next ``width - 1``, which *of_sums* has behind the window.
-    *x* has as many before it.
+    Each token had a part in its own sum and in those of the next ``width - 1`` tokens, whose gradients *of_sums* has
+    after the window. *x* has as many tokens before it.
     """
     wide = working_dtype(x, weight)
     of_sums, width = of_sums.to(wide), weight.shape[0]
@@ -155,7 +157,7 @@ _programs: dict[Hashable, Program] = {}
 
 
 def _run(function: Callable[..., tuple[Tensor, ...]], form: _Form, what: Hashable, *tensors: Tensor | None) -> Any:
-    """*function* of *tensors* compiled, for its name, *form*, *what*, and what of the tensors is compiled in."""
+    """Call *function* as a compiled program: one for each name, *form*, *what*, and `_kind` of the tensors."""
     dense = [None if tensor is None else _dense(form, tensor) for tensor in tensors]
     values = [tensor for tensor in dense if tensor is not None]
     key = (function.__name__, form, what, *(None if tensor is None else _kind(tensor) for tensor in dense))
@@ -173,19 +175,19 @@ def _run(function: Callable[..., tuple[Tensor, ...]], form: _Form, what: Hashabl
 
 
 def _dense(form: _Form, tensor: Tensor) -> Tensor:
-    """*tensor*, copied unless it lies as a program takes it: packed, or as rows with gaps between them."""
+    """*tensor*, copied unless a program takes its layout: packed, or rows with gaps between them."""
     if form.dim == 2 or tensor.dim() < 3:
         return tensor.contiguous()
     batch, tokens, channels = tensor.shape
     outer, inner, last = tensor.stride()
     if last != 1 or inner < channels or (batch > 1 and outer != tokens * inner):
         return tensor.contiguous()
-    # The stride of a batch of one may be any number, and programs are compiled for that of rows.
+    # A batch of one may have any stride, but programs are compiled for the one that follows from that of rows.
     return tensor.squeeze(0).unsqueeze(0) if batch == 1 else tensor
 
 
 def _kind(tensor: Tensor) -> Hashable:
-    """What of a tensor is compiled in: of three dimensions, how far rows lie apart. The weight has the channels."""
+    """The properties of a tensor that are compiled in. Of x, it is the stride of rows: the weight has the channels."""
     if tensor.dim() < 3:
         return tensor.dtype, tensor.device, tensor.shape
     return tensor.dtype, tensor.device, None if tensor.is_contiguous() else tensor.stride(1)
@@ -231,10 +233,10 @@ def _backward(
 
 
 def _windows(form: _Form, x: Tensor) -> list[tuple[int, int]]:
-    """Where each begins and ends. All are of whole blocks, so the last may end behind the last token.
+    """The start and end of each window. All have whole blocks, so the last may end after the last token.
 
-    There are two blocks at least: a program with one would be for that alone, and more tokens would be compiled for
-    again.
+    Each has at least two blocks: a program for one block would serve nothing else, and more tokens would need another
+    program.
     """
     tokens = x.shape[form.dim]
     length = max(2, min(_WINDOW * tokens // x.numel() // _BLOCK, -(-tokens // _BLOCK))) * _BLOCK
@@ -242,7 +244,7 @@ def _windows(form: _Form, x: Tensor) -> list[tuple[int, int]]:
 
 
 def _window(form: _Form, tensor: Tensor, start: int, stop: int) -> Tensor:
-    """The tokens from *start* to *stop*, zeros where *tensor* has none."""
+    """The tokens of *tensor* from *start* to *stop*, with zeros where it has none."""
     tokens = tensor.shape[form.dim]
     first, last = max(start, 0), min(stop, tokens)
     inside = tensor.narrow(form.dim, first, last - first)

@@ -1,4 +1,4 @@
-"""Where a causal convolution is found in a module, how it is called, and on what examples it is tried."""
+"""Finds the causal convolution of a module, says how it is called, and makes the examples on which it is tried."""
 
 from .structure import match
 

@@ -1,4 +1,4 @@
-"""How the function of a model is called, put into the signature of the reference."""
+"""Turns calls of a model's function into calls with the signature of the reference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from fuseplug import Adapter, Compute
 
 _PACKED = ("seq_idx", "cu_seqlens")
-"""Keywords that say where packed sequences begin. A function of a model that computes without them raises."""
+"""Keywords that say where packed sequences begin. A model's function that cannot keep these apart raises an error."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class ConvolutionAdapter(Adapter):
         """Return ``function(hidden_states, weight, bias=None, activation=None, **kwargs)``.
 
         Shapes and errors are those of `fuseplug_causal_conv1d.reference.causal_conv1d`. Which activation a name stands
-        for is verified for each name, so it is not looked up here. A call with packed sequences is the original's,
-        unless they are computed, and ``seq_idx`` alone numbers them.
+        for is verified for each name, so the function does not look it up. The original computes a call with packed
+        sequences, unless *packed* is true and ``seq_idx`` alone numbers the sequences.
         """
         variant, packed = self.variant, self.packed
 

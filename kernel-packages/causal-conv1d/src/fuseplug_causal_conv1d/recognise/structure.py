@@ -1,4 +1,4 @@
-"""Where causal convolutions are found: in the functions that the methods of a module look up."""
+"""Finds causal convolutions in the functions that the methods of a module look up."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from ..reference import VARIANTS
 from .adapters import ConvolutionAdapter
 
 _PARAMETERS = ("weight", "bias", "activation")
-"""What follows the input in the signature of such a function."""
+"""The parameters after the input in the signature of a causal convolution."""
 
 _DELTA_RULE = ("query", "key", "value", "g", "beta")
 """The first parameters of a gated delta rule, which follows the convolution in a layer."""
 
 _CONSENT = Consent(
     "packed_sequences",
-    "packed sequences are computed one by one, where transformers raises an error and there is nothing to compare with",
+    "packed sequences are computed one by one; transformers raises an error for them, so nothing can be compared",
 )
 
 _BATCH, _SMALL_CHANNELS, _SHORT = 2, 6, 2
 _LARGE = 1 << 10
-"""Elements from which an example has as many channels as the module."""
+"""The number of elements from which on an example has as many channels as the module."""
 
 _MOST_ELEMENTS_CHECKED = 1 << 18
 """The largest size at which a kernel here is checked."""
@@ -53,7 +53,7 @@ class ConvolutionMix(NamedTuple):
 def match(site: Site) -> list[Proposal] | Rejection | None:
     """Propose a causal convolution for each function ``(x, weight, bias, activation)`` that a method looks up.
 
-    The module holds the weights of a depthwise `nn.Conv1d`, which it never calls: the functions are given them.
+    The module holds the weights of a depthwise `nn.Conv1d`, which it never calls: it passes them to the functions.
     """
     module = site.module
     convolution = _causal_convolution(module)
@@ -65,7 +65,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             "its causal convolution is written out, as nn.Conv1d, a slice and an activation; what is replaced is a "
             "function (x, weight, bias, activation) that a method looks up, as in transformers 5.23"
         )
-    # The same for packed sequences comes first: with the user's consent it is taken.
+    # The proposals for packed sequences come first: with the user's consent, they are taken.
     packed = [target for target in targets if tells_of_packed_sequences(type(module), target)]
     return [
         _proposal(site, convolution, target, packed=packs)
@@ -75,7 +75,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
 
 
 def _causal_convolution(module: nn.Module) -> nn.Conv1d | None:
-    """The child that holds the weights of a causal convolution: one filter a channel, padded by its width less one."""
+    """The child with the weights of a causal convolution: one filter for each channel, padded by its width less one."""
     for child in module.children():
         if isinstance(child, nn.Conv1d) and child.groups == child.in_channels == child.out_channels > 1:
             width = child.kernel_size[0]
@@ -85,15 +85,15 @@ def _causal_convolution(module: nn.Module) -> nn.Conv1d | None:
 
 
 def convolves(value: object) -> bool:
-    """Whether *value* has the signature of such a function."""
+    """Whether *value* is a function with the signature of a causal convolution."""
     return isinstance(value, types.FunctionType) and positional_parameters(value)[1:4] == _PARAMETERS
 
 
 def tells_of_packed_sequences(cls: type, target: Target) -> bool:
-    """Whether the method of *target* hands its further keywords to what it convolves with and to each delta rule.
+    """Whether the method of *target* passes its further keywords to the convolution and to each delta rule.
 
-    A delta rule that is told of packed sequences keeps them apart, or raises an error. Others that mix tokens, such as
-    the scan of Mamba, are not told: there the sequences would mix behind the convolution.
+    A delta rule that is told of packed sequences keeps them apart, or raises an error. Other functions that mix tokens,
+    such as the scan of Mamba, are not told: with them, the sequences would mix after the convolution.
     """
     method = methods_of(cls)[target.method]
     rules = called_functions(method, _is_delta_rule)
@@ -129,7 +129,7 @@ def _proposal(site: Site, convolution: nn.Conv1d, target: Target, *, packed: boo
 
 
 def _mixes(module: nn.Module, convolution: nn.Conv1d) -> tuple[ConvolutionMix, ...]:
-    """Every combination to check, first that of the module: some keep these weights, and no others, in float32."""
+    """Every combination to check, the module's own first. Some modules keep only these weights in float32."""
     weight = convolution.weight.dtype
     inputs = (child.weight.dtype for child in module.children() if isinstance(child, nn.Linear))
     own = (next(inputs, weight), weight)
@@ -139,9 +139,9 @@ def _mixes(module: nn.Module, convolution: nn.Conv1d) -> tuple[ConvolutionMix, .
 
 
 def _working_roundings(channels: int) -> float:
-    """Sixteen for the arithmetic, and what the sum over all tokens loses that is the gradient of a weight.
+    """Sixteen for the arithmetic, and those of the sum over all tokens that is the gradient of a weight.
 
-    Added one after the other, *n* terms end up about √n / 5 roundings away from their sum.
+    Adding *n* terms one after the other ends about √n / 5 roundings away from their sum.
     """
     return 16.0 + math.sqrt(_MOST_ELEMENTS_CHECKED / channels) / 4
 
@@ -155,9 +155,9 @@ def _example(
     size: int,
     generator: torch.Generator,
 ) -> Example:
-    """An input ``(batch, channels, tokens)`` as a projection leaves it, channels side by side; weights and a bias.
+    """An input ``(batch, channels, tokens)`` in a projection's layout, with channels side by side; weights; a bias.
 
-    Below `_LARGE` elements there are few channels, in the place of the module's.
+    Below `_LARGE` elements, there are a few channels instead of the module's.
     """
     channels = _SMALL_CHANNELS if size < _LARGE else channels
 

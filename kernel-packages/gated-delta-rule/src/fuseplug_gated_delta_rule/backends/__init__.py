@@ -1,1 +1,1 @@
-"""How it is computed: a module for each backend, with the function that its kernel names."""
+"""The backends: a module for each, with the function that its kernel names."""

@@ -1,16 +1,16 @@
-"""The gated delta rule in chunks of tokens, forward and backward in time and memory linear in their number.
+"""The gated delta rule in chunks of tokens, forward and backward in time and memory linear in the number of tokens.
 
-In a chunk, let G be the sums of g since it began, S the state before it, and M the unit lower triangular matrix with
-``β_i ⟨k_i, k_j⟩ e^(G_i - G_j)`` below its diagonal. What its tokens write is ``U = M⁻¹ (β v - β e^G k S)``; the result
-is ``e^G q S + P U`` with ``P = ⟨q_i, k_j⟩ e^(G_i - G_j)`` for ``j ≤ i``; and the state after it is
-``e^(G_last) S + (e^(G_last - G) k)ᵀ U`` (Yang et al. 2024, arXiv:2412.06464). Every decay here is that of a token since
-an earlier one, so none is above 1, however strong they are.
+In a chunk, let G be the sums of g since its start, S the state before it, and M the unit lower triangular matrix with
+``β_i ⟨k_i, k_j⟩ e^(G_i - G_j)`` below its diagonal. The tokens of the chunk write ``U = M⁻¹ (β v - β e^G k S)``. Their
+result is ``e^G q S + P U`` with ``P = ⟨q_i, k_j⟩ e^(G_i - G_j)`` for ``j ≤ i``, and the state after the chunk is
+``e^(G_last) S + (e^(G_last - G) k)ᵀ U`` (Yang et al. 2024, arXiv:2412.06464). Every exponential here is a decay from an
+earlier token to a later one, so none is above 1, however strong the decays are.
 
-One token without gradients is a step of decoding, and computed by itself.
+One token without gradients is a step of decoding, which has its own code.
 
-Between forward and backward the arguments are kept, and the state before each segment of chunks. All else is computed
-anew, a segment at a time. It is matmuls and elementwise operations of PyTorch, for any device. The class of a segment
-says how long one is, and how it goes from chunk to chunk.
+The forward keeps the arguments, and the state before each segment of chunks, for the backward, which computes all else
+again, a segment at a time. Everything is done by operations of PyTorch, for any device. The class of a segment says how
+long a segment is, and how to go from chunk to chunk.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from .segment import CHUNK, Form, Segment, over_length
 
 
 def in_chunks(segment: type[Segment]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Make the function of a backend, with derivatives, of what computes a few chunks.
+    """Make the differentiable function of a backend from the class that computes a few chunks.
 
     Returns:
-        ``function(form, q, k, v, g, beta, initial_state)``: the arguments and results of
-        `fuseplug_gated_delta_rule.reference.compute`, floating tensors with elements on one device.
+        ``function(form, q, k, v, g, beta, initial_state)``, with the arguments and results of
+        `fuseplug_gated_delta_rule.reference.compute`. Tensors are floating, not empty, and on one device.
     """
 
     def segments(v: Tensor) -> list[slice]:
@@ -81,7 +81,7 @@ def in_chunks(segment: type[Segment]) -> Callable[..., tuple[Tensor, Tensor]]:
 def _step(
     form: Form, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """One token, as in decoding: the formula, in as few passes over the state as it can do with."""
+    """One token, as in decoding: the formula, in as few passes over the state as possible."""
     dtype, wide = q.dtype, working_dtype(q, k, v, g, beta, state)
     q, k, v, g, beta = (x.to(wide).transpose(1, 2) for x in (q, k, v, g, beta))
     if form.normalised:

@@ -26,11 +26,11 @@ def compute(
 ) -> tuple[Tensor, Tensor]:
     """`fuseplug_gated_delta_rule.reference.gated_delta_rule` in chunks: the same arguments, result and errors.
 
-    Matmuls are in float32, under autocast too. For ``torch.compile``, ``torch.export`` and other tracers, and where a
-    channel's decay is above 0, it *is* the reference.
+    Matmuls are in float32, under autocast too. The reference computes calls inside ``torch.compile``, ``torch.export``
+    and other tracers, and calls in which the logarithm of a channel's decay is above 0.
     """
     tensors = (q, k, v, g, beta, initial_state)
-    # What grows may overflow where a product of decays from both sides of a block's first row does not.
+    # A decay above 1 may overflow on one side of a block's first row although the product of both sides does not.
     if not plain_floating(*tensors) or (variant.per_channel and bool((g > 0).any())):
         return by_reference(reference.compute, variant, normalised, *tensors)
     return _in_chunks(Form(variant, normalised), *tensors)

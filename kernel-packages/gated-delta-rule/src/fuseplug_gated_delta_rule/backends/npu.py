@@ -1,17 +1,18 @@
-"""The gated delta rule on Ascend NPUs: in chunks, by operations of torch, few launches of large tensors.
+"""The gated delta rule on Ascend NPUs: in chunks, by operations of torch, with few launches of large tensors.
 
-Nothing here imports torch_npu: tensors on an NPU mean that it is loaded. Nothing waits for the device. Everything is
-computed in float32, with matmuls that `torch.npu.matmul.allow_hf32` does not round unless somebody turns that on.
+Nothing here imports torch_npu: a tensor on an NPU means that torch_npu is loaded. Nothing waits for the device.
+Everything is computed in float32, with matmuls that `torch.npu.matmul.allow_hf32` does not round unless somebody turns
+that on.
 
-From chunk to chunk there is one launch, forward and backward. With the names of `chunked`, let ``W = M⁻¹ β e^G k``,
-``K = e^(G_last - G) k`` and ``A = e^(G_last) - Kᵀ W``. Then the state after a chunk is ``A S + Kᵀ M⁻¹ β v``, and the
-gradient of the state before it is ``Aᵀ`` times that of the state after, and what the results add to it. All of A are
-computed at once.
+Each chunk adds one launch to the forward, and one to the backward. With the names of `chunked`, let
+``W = M⁻¹ β e^G k``, ``K = e^(G_last - G) k`` and ``A = e^(G_last) - Kᵀ W``. Then the state after a chunk is
+``A S + Kᵀ M⁻¹ β v``, and the gradient of the state before it is ``Aᵀ`` times that of the state after it, plus what the
+results add. The matrices A of all chunks are computed at once.
 
-A call of one segment of n chunks, without a state before, launches 79 + n for one decay a head, and 128 + n for one a
-channel; with the backward of its result, 228 + 3 n and 405 + 3 n.
+A call of one segment of n chunks, without an initial state, takes 79 + n launches if heads have decays, and 128 + n if
+channels have; with the backward of its result, 228 + 3 n and 405 + 3 n.
 
-The inverse is made by 18 launches, matmuls and what is between them, so that nothing depends on how a release of CANN
+The inverse takes 18 launches of matmuls and operations between them, so that nothing depends on how a release of CANN
 solves triangular systems.
 """
 
@@ -33,15 +34,15 @@ from .segment import Form, Segment
 
 
 class NpuSegment(Segment):
-    """A few chunks, from one to the next in one launch; 2048 tokens of 16 heads at once."""
+    """A few chunks, with one launch to go from each to the next; 2048 tokens of 16 heads at once."""
 
     at_once = 1 << 15
 
     def _inverse(self, system: Tensor) -> Tensor:
-        """Of the unit lower triangular matrices with *system* below the diagonal.
+        """The inverses of the unit lower triangular matrices with *system* below the diagonal.
 
-        Of two blocks on the diagonal whose inverses A and C are known, and with B below the first, the inverse has
-        ``-C B A`` there. So blocks become twice as large, from one row on.
+        If two blocks on the diagonal have the known inverses A and C, and B is below the first, the inverse has
+        ``-C B A`` in the place of B. So the inverted blocks become twice as large each time, from one row on.
         """
         shape, system = system.shape, system.flatten(0, 1)
         first, *others = _below_blocks(self.chunk, system.device)
@@ -85,9 +86,9 @@ def compute(
 ) -> tuple[Tensor, Tensor]:
     """`fuseplug_gated_delta_rule.reference.gated_delta_rule` in chunks: the same arguments, result and errors.
 
-    For that call it is the reference: of float64; of empty tensors; inside ``torch.compile``, to tracers, functorch
-    transforms and subclasses. Decays above 0 are not looked for, because the host would wait: those of channels may
-    overflow.
+    The reference computes calls in float64, with empty tensors or inside ``torch.compile``, and calls for tracers,
+    functorch transforms and tensor subclasses. Nothing looks for logarithms of decays above 0, because the host would
+    have to wait: those of channels may overflow.
     """
     tensors = (q, k, v, g, beta, initial_state)
     if not plain_floating(*tensors) or working_dtype(*tensors) is not torch.float32:
@@ -102,7 +103,7 @@ _in_chunks = in_chunks(NpuSegment)
 
 @functools.cache
 def _below_blocks(rows: int, device: torch.device) -> tuple[Tensor, ...]:
-    """For blocks of 1, 2, 4, … *rows*: 1 below the first of each two of them on the diagonal, and 0 elsewhere."""
+    """Masks for blocks of 1, 2, 4, … *rows*: 1 below the first of each two on the diagonal, and 0 elsewhere."""
     at = torch.arange(rows, device="cpu")
     below, size = [], 1
     while size < rows:

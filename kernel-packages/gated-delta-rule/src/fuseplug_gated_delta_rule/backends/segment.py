@@ -18,26 +18,27 @@ CHUNK = 64
 
 
 class Form(NamedTuple):
-    """What is no tensor among the arguments, in the order of the reference's."""
+    """The arguments that are not tensors, in the order of the reference."""
 
     variant: Variant
     normalised: bool
 
 
 class Segment:
-    """A few chunks: what forward and backward both compute of them.
+    """A few chunks: everything that forward and backward both compute for them.
 
-    Tensors are ``(chunks, heads, tokens, channels)``, where heads are those of the whole batch, and channels are one
-    for what has one number for a head.
+    Tensors are ``(chunks, heads, tokens, channels)``. Heads are those of the whole batch. Tensors with one number for a
+    head have one channel.
 
     Args:
-        form: What is no tensor.
-        state: ``(heads, key channels, value channels)`` before the first chunk, in the dtype of all that is computed.
+        form: The arguments that are not tensors.
+        state: The state before the first chunk, ``(heads, key channels, value channels)``, in the dtype of the
+            computation.
         inputs: q, k, v, g and beta of some tokens, as the reference takes them.
 
     Attributes:
-        at_once: How many tokens a segment may have, those of all heads counted: for CPUs so few that its matrices stay
-            in the cache.
+        at_once: How many tokens a segment may have, counted once for each head of the batch: for CPUs, so few that its
+            matrices stay in the cache.
     """
 
     at_once: ClassVar[int] = 1 << 11
@@ -48,26 +49,26 @@ class Segment:
         self.chunk = min(CHUNK, -(-self.tokens // BLOCK) * BLOCK)
         self.q, self.k, self.v, self.beta = (self._chunked(x, state) for x in (q, k, v, beta.unsqueeze(-1)))
         self.lengths = (channels**-0.5, 1.0)
-        """Of q and k, once they are normalised."""
+        """The lengths of q and k once they are normalised."""
         over = [over_length(x) if form.normalised else 1.0 for x in (self.q, self.k)]
         self.scales = [factor * length for factor, length in zip(over, self.lengths, strict=True)]
         self.q.mul_(self.scales[0])
         self.k.mul_(self.scales[1])
         self._decay(self._chunked(g if form.variant.per_channel else g.unsqueeze(-1), state))
-        # The inverse, since a matmul is several times faster than a solver.
+        # The inverse, because a matmul is several times faster than a solver.
         self.inverse = self._inverse(self.pairs.kk * self.beta)
         self._scan(state)
 
     def _inverse(self, system: Tensor) -> Tensor:
-        """Of the unit lower triangular matrices with *system* below the diagonal."""
+        """The inverses of the unit lower triangular matrices with *system* below the diagonal."""
         one = torch.eye(self.chunk, dtype=system.dtype, device=system.device).expand_as(system)
         inverse: Tensor = torch.linalg.solve_triangular(system, one, upper=False, unitriangular=True)
         return inverse
 
     def _decay(self, g: Tensor) -> None:
-        """Find the decays of each token: those of its pairs, since the chunk began, until it ends; and of the chunk."""
-        # Below, a decay is 0 in this dtype, and a sum would leave nothing of what is added to it. What is not finite
-        # gives NaN, as in originals.
+        """Compute each token's decays: in its pairs, since the chunk's start, until its end; and the chunk's own."""
+        # Below this, a decay is 0 in this dtype, and a sum would lose what is added to it. Numbers that are not finite
+        # give NaN, as in originals.
         least = 1.2 * math.log(torch.finfo(g.dtype).tiny)
         sums = sums_in_parts(g.clamp(min=least).add_(0 * g))
         self.pairs = (PerChannel if self.form.variant.per_channel else PerHead)(sums, self.q, self.k)
@@ -76,7 +77,7 @@ class Segment:
         self.through = self.since[:, :, -1].unsqueeze(-1)
 
     def _scan(self, state: Tensor) -> None:
-        """Find what each token writes, and the state before each chunk and after the last."""
+        """Compute what each token writes, and the states before each chunk and after the last."""
         self.read_q, self.read_k, self.written_k = self.q * self.since, self.k * self.since, self.k * self.until
         self.reads, self.writes = self.read_k * self.beta, self.v * self.beta
         self.states = state.new_empty(len(self.q) + 1, *state.shape)
@@ -92,15 +93,15 @@ class Segment:
         self._into(result, (self.read_q @ self.states[:-1]).add_(self.pairs.qk @ self.writes))
 
     def write_gradients(self, gradients: Sequence[Tensor], of_result: Tensor, of_state: Tensor) -> Tensor:
-        """Write those of q, k, v, g and beta into *gradients*, of their shapes.
+        """Write the gradients of q, k, v, g and beta.
 
         Args:
-            gradients: Where to.
+            gradients: The tensors to write into, of the shapes of these.
             of_result: The gradient of the result, ``(batch, tokens, heads, value channels)``.
-            of_state: That of the state after the last chunk.
+            of_state: The gradient of the state after the last chunk.
 
         Returns:
-            That of the state before the first chunk.
+            The gradient of the state before the first chunk.
         """
         of_result, before = self._chunked(of_result, of_state), self.states[:-1]
         of_missing, after = self._scan_back(of_result, of_state)
@@ -108,7 +109,7 @@ class Segment:
         of_beta = _dot(of_missing, self.v) - _dot(less_reads, self.read_k) + _dot(of_system, self.pairs.kk)
         of_qk = of_result @ self.writes.mT
         of_q, of_k, of_written, of_g = self.pairs.gradients(of_qk, of_system * self.beta)
-        # Of what the tokens read of the state before, of what they write into the state after, and of what of it stays.
+        # Gradients of what tokens read from the state before and write into the state after, and of what stays of it.
         of_read_q, less_read_k = (of_result @ before.mT).mul_(self.since), less_reads.mul_(self.beta * self.since)
         of_written_k = (self.writes @ after[1:].mT).mul_(self.until)
         reading = (self.q * of_read_q).addcmul_(self.k, less_read_k, value=-1)
@@ -128,7 +129,7 @@ class Segment:
         return after[0]
 
     def _scan_back(self, of_result: Tensor, of_state: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of what the inverse is multiplied by, and of the states."""
+        """The gradients of the matrices that the inverse multiplies, and of the states."""
         of_writes, of_before = self.pairs.qk.mT @ of_result, self.read_q.mT @ of_result
         of_missing, of_states = torch.empty_like(of_writes), torch.empty_like(self.states)
         of_states[-1] = of_state
@@ -142,7 +143,7 @@ class Segment:
     def _chunked(self, x: Tensor, state: Tensor) -> Tensor:
         """A copy of *x*, ``(batch, tokens, heads, channels)``, in chunks and in the dtype of *state*.
 
-        There are zeros after the last token; and a key head for each head that it serves.
+        Zeros follow the last token. A key head is repeated for each head that it serves.
         """
         chunks = state.new_empty(-(-self.tokens // self.chunk), len(state), self.chunk, x.shape[-1])
         if rest := self.tokens % self.chunk:
@@ -152,14 +153,15 @@ class Segment:
         return chunks
 
     def _into(self, x: Tensor, chunks: Tensor) -> None:
-        """Write *chunks* into *x*, which lies as what `_chunked` takes: into a key head the sum of those it serves."""
+        """Write *chunks* into *x*, of the layout that `_chunked` takes: into a key head, the sum of those it serves."""
         for part, of_heads in self._parts(x, chunks):
             part.copy_(of_heads.sum(3) if of_heads.shape[3] > 1 else of_heads.squeeze(3))
 
     def _parts(self, x: Tensor, chunks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The whole chunks, and the tokens after them: of *x* ``(chunks, batch, heads of x, tokens, channels)``.
+        """Yield the whole chunks and then the tokens after them, each as parts of *x* and of *chunks*.
 
-        And the same of *chunks*, with the heads that one of x serves before the tokens.
+        A part of *x* is ``(chunks, batch, heads of x, tokens, channels)``. A part of *chunks* has one more dimension
+        before the tokens, of the heads that a head of *x* serves.
         """
         of_heads = chunks.view(len(chunks), self.batch, x.shape[2], -1, *chunks.shape[2:])
         number, rest = divmod(self.tokens, self.chunk)
@@ -171,7 +173,7 @@ class Segment:
 
 
 def over_length(x: Tensor) -> Tensor:
-    """What normalises *x*: one over the root of its sum of squares over the channels and `EPS`."""
+    """The factor that normalises *x*: one over the root of the sum of its squares over the channels and `EPS`."""
     squares: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
     return squares.add_(EPS).rsqrt_()
 

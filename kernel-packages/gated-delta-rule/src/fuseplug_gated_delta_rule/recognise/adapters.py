@@ -1,4 +1,4 @@
-"""How the function of a model is called, put into the signature of the reference."""
+"""Turns calls of a model's function into calls with the signature of the reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from fuseplug import Adapter, Compute
 
 _PACKED = ("seq_idx", "cu_seqlens")
-"""Keywords that say where packed sequences begin. A function of a model that computes without them raises."""
+"""Keywords that say where packed sequences begin. A model's function that cannot keep these apart raises an error."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class DeltaRuleAdapter(Adapter):
 
     Attributes:
         variant: A key of `fuseplug_gated_delta_rule.reference.VARIANTS`.
-        is_step: Whether that function is for a few tokens, as in decoding.
+        is_step: Whether the function is for a few tokens, as in decoding.
         packed: Whether it computes packed sequences, each by itself.
     """
 
@@ -31,11 +31,12 @@ class DeltaRuleAdapter(Adapter):
     packed: bool = False
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return a function with the parameters that those of models have, but for the size of chunks.
+        """Return a function with the parameters of the models' functions, except for the size of chunks.
 
-        Shapes and errors are those of `fuseplug_gated_delta_rule.reference.gated_delta_rule`. A call with another
-        number of heads in g or beta than in the values is the original's. So is one with packed sequences, unless they
-        are computed, ``seq_idx`` numbers them, *cu_seqlens* agrees or is not there, and there are no states.
+        Shapes and errors are those of `fuseplug_gated_delta_rule.reference.gated_delta_rule`. The original computes a
+        call in which g or beta has another number of heads than the values. It also computes a call with packed
+        sequences, unless *packed* is true, ``seq_idx`` numbers them, ``cu_seqlens`` agrees or is missing, and there are
+        no states.
         """
         variant, packed = self.variant, self.packed
 
@@ -68,7 +69,7 @@ class DeltaRuleAdapter(Adapter):
 
 
 def _lengths(keywords: Mapping[str, Any], x: Tensor) -> list[int]:
-    """How many tokens of *x*, ``(1, tokens, ...)``, each packed sequence has; empty if *keywords* do not say so."""
+    """How many tokens of *x*, ``(1, tokens, ...)``, each packed sequence has; empty if *keywords* do not say it."""
     numbers, bounds = (keywords.get(name) for name in _PACKED)
     if not isinstance(numbers, Tensor) or numbers.shape != (1, x.shape[1]) or x.shape[0] != 1:
         return []

@@ -1,4 +1,4 @@
-"""Where gated delta rules are found: in the functions that the methods of a module look up."""
+"""Finds gated delta rules in the functions that the methods of a module look up."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from ..reference import VARIANTS, Variant
 from .adapters import DeltaRuleAdapter
 
 _INPUTS, _STATES = ("query", "key", "value", "g", "beta"), ("initial_state", "output_final_state")
-"""The first parameters of such a function. Between them is the size of chunks, unless it is for steps of decoding."""
+"""The first parameters of a gated delta rule. The size of chunks is between the two, except in steps of decoding."""
 
 _LARGE = 1 << 10
-"""Elements from which an example has more heads and channels, and several segments of chunks."""
+"""The number of elements from which on an example has more heads and channels, and several segments of chunks."""
 
 _ROUNDINGS = 4.0
-"""A rounding of the result, or of a gradient; a second of the sum over the heads of a key head. Doubled for autocast,
+"""One rounding of the result or of a gradient, and one of the sum over the heads of a key head. Doubled for autocast,
 under which the original rounds the factors of its matmuls."""
 
 _WORKING_ROUNDINGS = 16.0 + 2 * 10.0 + 75.0
-"""Sixteen for the arithmetic. A result is a sum over the tokens before it and the channels of a key, of which there are
-200 and 8 in the largest check, and its gradient goes the same way back: √n / 4 for each. The sums of g in a chunk
-reach 150, and originals round them to float32 before they take differences: half of eps for each unit."""
+"""Sixteen for the arithmetic. A result is a sum over the tokens before it and the channels of a key, 200 and 8 in the
+largest check, and its gradient goes the same way back: √n / 4 for each of the two. The sums of g in a chunk reach 150,
+and originals round them to float32 before they take differences: half of eps for each unit."""
 
 
 _CONSENT = Consent(
     "packed_sequences",
-    "packed sequences are computed one by one, where transformers raises an error and there is nothing to compare with",
+    "packed sequences are computed one by one; transformers raises an error for them, so nothing can be compared",
 )
 
 
@@ -45,9 +45,9 @@ class DeltaRuleMix(NamedTuple):
 
     Attributes:
         x: The dtype of q, k, v and beta.
-        g: That of g.
-        continued: Whether there is a state before, and the one after is asked for.
-        normalised: Whether q and k are normalised inside.
+        g: The dtype of g.
+        continued: Whether the call has an initial state, and asks for the final one.
+        normalised: Whether the function normalises q and k.
         repeats: How many heads a key head serves.
     """
 
@@ -59,10 +59,10 @@ class DeltaRuleMix(NamedTuple):
 
 
 def match(site: Site) -> list[Proposal] | Rejection | None:
-    """Propose a gated delta rule for each function of such a signature that a method looks up.
+    """Propose a gated delta rule for each function with its signature that a method looks up.
 
-    The signature does not say what has a decay, a head or a channel. Both are proposed: the function takes the examples
-    of one.
+    The signature does not say whether heads or channels have decays. Both variants are proposed: the function takes the
+    examples of one.
     """
     module = site.module
     if next(module.children(), None) is None:
@@ -74,7 +74,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             "function that a method looks up, as in transformers 5.23"
         )
     own = next((parameter.dtype for parameter in module.parameters() if parameter.dim() == 2), torch.float32)
-    # The same for packed sequences comes first: with the user's consent it is taken.
+    # The proposals for packed sequences come first: with the user's consent, they are taken.
     return [
         _proposal(site, own, variant, target, is_step, packed)
         for packed in (True, False)
@@ -92,7 +92,7 @@ def _targets(cls: type) -> Iterator[tuple[Target, bool]]:
 
 
 def _computes_it(value: object) -> bool:
-    """Whether *value* has the signature of such a function."""
+    """Whether *value* is a function with the signature of a gated delta rule."""
     if not isinstance(value, types.FunctionType):
         return False
     names = tuple(name for name in positional_parameters(value) if name != "chunk_size")
@@ -115,7 +115,7 @@ def _proposal(site: Site, own: torch.dtype, variant: Variant, target: Target, is
 
 
 def _mixes(own: torch.dtype, variant: Variant) -> tuple[DeltaRuleMix, ...]:
-    """Every combination to check, first that of the module."""
+    """Every combination to check, the module's own first."""
     pairs = [(dtype, torch.float32) for dtype in MODEL_DTYPES] + [(dtype, dtype) for dtype in MODEL_DTYPES[:2]]
     pairs.sort(key=lambda pair: pair != (own, torch.float32))
     mixes = [DeltaRuleMix(*pair, continued=continued) for pair in pairs for continued in (False, True)]
@@ -124,10 +124,10 @@ def _mixes(own: torch.dtype, variant: Variant) -> tuple[DeltaRuleMix, ...]:
 
 
 def _example(variant: Variant, is_step: bool, mix: DeltaRuleMix, size: int, generator: torch.Generator) -> Example:
-    """A call as mixers make it: shapes are those of `fuseplug_gated_delta_rule.reference.gated_delta_rule`.
+    """A call like those of mixers, with the shapes of `fuseplug_gated_delta_rule.reference.gated_delta_rule`.
 
-    Some keys and queries are short, so that what is added to their lengths shows. In large examples some decays are
-    strong, so that the inverse of their product in a chunk overflows.
+    Some keys and queries are short, so that the number that is added to their lengths shows. In large examples, some
+    decays are so strong that the inverse of their product in a chunk overflows.
     """
     batch, key_heads, channels, values = (2, 3, 4, 6) if size < _LARGE else (4, 4, 8, 12)
     tokens, heads = 5 + size // (batch * key_heads * channels), key_heads * mix.repeats

@@ -1,4 +1,4 @@
-"""The logits of some tokens at a time, and the gradients that are made of those of all chunks."""
+"""The logits of a chunk of tokens at a time, and the gradients that all chunks add up to."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 from fuseplug_backends.products import matmul
 
 _ROWS = 256
-"""The tallest tile of a matmul: of chunks with more rows, only the last has no multiple of it."""
+"""Rows of the tallest tile of a matmul. The rows of larger chunks are a multiple of it, except for the last chunk."""
 
 _WORDS = 1 << 14
-"""Rows of the weight's gradient for which a product in half precision is held before it is added in float32."""
+"""Rows of the weight's gradient whose product is held in half precision at a time, before it is added in float32."""
 
 
 def rows_of_chunk(tokens: int, row_bytes: int, budget: int, sum_of: Tensor | None = None) -> int:
-    """How many of *tokens* a chunk has if the logits of one take *row_bytes*, and those of a chunk *budget* bytes.
+    """The number of tokens in a chunk, if the logits of a token take *row_bytes*, and those of a chunk *budget* bytes.
 
-    With several chunks the gradient of the weight *sum_of*, if that is wanted, is in float32 besides, unless it is so
-    anyway. The logits of a single chunk may have that memory.
+    With several chunks, the gradient of the weight *sum_of*, if it is wanted, is also needed in float32, unless it is
+    in float32 anyway. A single chunk does not need that memory, so its logits may have it.
     """
     spared = 0 if sum_of is None or sum_of.dtype is torch.float32 else 4 * sum_of.numel()
     if tokens * row_bytes <= budget + spared:
@@ -32,22 +32,22 @@ def rows_of_chunk(tokens: int, row_bytes: int, budget: int, sum_of: Tensor | Non
 def chunks(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor, tokens: Iterable[slice] | None = None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Compute the logits of some tokens after another, each time in the same memory.
+    """Compute the logits of one chunk of tokens after another, in the same memory.
 
     Args:
         hidden: ``(tokens, hidden)``.
         weight: ``(vocabulary, hidden)``.
         bias: ``(vocabulary,)`` or ``None``.
         buffer: That memory, ``(rows, at least vocabulary)``, in the dtype of *hidden*.
-        tokens: Which tokens each chunk has; without it, all chunks but the last have as many as there are rows.
+        tokens: The tokens of each chunk; by default, every chunk but the last has as many as *buffer* has rows.
 
     Yields:
-        Which tokens they are, and their logits, which may be written over.
+        The tokens of a chunk, and their logits, which the caller may overwrite.
     """
     firsts = range(0, len(hidden), len(buffer))
     for at in tokens or [slice(first, min(first + len(buffer), len(hidden))) for first in firsts]:
         logits = buffer[: at.stop - at.start, : len(weight)]
-        # With out=, autocast around a backward has no say.
+        # With out=, autocast around a backward has no effect.
         if bias is None:
             matmul(hidden[at], weight.t(), logits)
         else:
@@ -58,12 +58,12 @@ def chunks(
 def gradient_sums(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool], rows: int
 ) -> list[Tensor]:
-    """Memory for those gradients of hidden, weight and bias that are *wanted*, for chunks of *rows* tokens.
+    """Memory for the *wanted* gradients of hidden, weight and bias, for chunks of *rows* tokens.
 
-    They have the shapes of these. What is added up is in float32: the gradient of the weight if there are several
-    chunks, and that of the bias. The rest has the dtype of *hidden*.
+    Each has the shape of its tensor. Gradients that are added up are in float32: that of the weight if there are
+    several chunks, and that of the bias. The others have the dtype of *hidden*.
     """
-    of_weight = hidden.dtype if hidden.shape[0] <= rows else torch.float32  # len would be one number to a compiler
+    of_weight = hidden.dtype if hidden.shape[0] <= rows else torch.float32  # a compiler would take len() for a constant
     every = zip((hidden, weight, bias), (hidden.dtype, of_weight, torch.float32), wanted, strict=True)
     return [
         torch.empty_like(tensor, dtype=dtype, memory_format=torch.contiguous_format)
@@ -73,10 +73,10 @@ def gradient_sums(
 
 
 class Gradients:
-    """The gradients of hidden, weight and bias, of which those of weight and bias are sums over the tokens.
+    """The gradients of hidden, weight and bias; those of weight and bias are sums over the tokens.
 
     Args:
-        sums: What to fill, as `gradient_sums` makes it.
+        sums: The memory to fill, from `gradient_sums`.
         wanted: As for `gradient_sums`.
         hidden: As for `chunks`.
         weight: As for `chunks`.
@@ -90,7 +90,7 @@ class Gradients:
             self._of_bias.zero_()
 
     def add(self, at: slice, of_logits: Tensor) -> None:
-        """Take the gradient of the logits of the tokens *at*."""
+        """Add the part of the tokens *at*, from the gradient of their logits."""
         if self._of_hidden is not None:
             matmul(of_logits, self._weight, self._of_hidden[at])
         if self._of_weight is not None:
@@ -100,7 +100,7 @@ class Gradients:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
-    """Add ``left @ right`` to *total*, of which the *first* product takes the place."""
+    """Add ``left @ right`` to *total*; the *first* product overwrites *total* instead."""
     if total.dtype is left.dtype:
         if first:
             matmul(left, right, total)

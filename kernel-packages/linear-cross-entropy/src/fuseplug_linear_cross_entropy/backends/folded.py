@@ -1,4 +1,4 @@
-"""The steps between a logit and the loss, folded: a factor, or a factor, a tanh and another factor."""
+"""Folds the steps between a logit and the loss into one factor, or into a factor, a tanh and another factor."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 from ..reference import Step
 
 _LARGEST = 1e30
-"""Of a factor, and of its inverse: beyond, its products with logits may leave float32."""
+"""The largest factor or inverse of a factor. Beyond it, products with logits may leave the range of float32."""
 
 
 class Folded(NamedTuple):
-    """What becomes of a logit: ``outer * tanh(inner * z)`` if it is *capped*, else ``outer * z``."""
+    """The folded steps of a logit z: ``outer * tanh(inner * z)`` if *capped*, else ``outer * z``."""
 
     inner: float
     outer: float
@@ -20,7 +20,7 @@ class Folded(NamedTuple):
 
 
 def folded(steps: Sequence[Step]) -> Folded | None:
-    """Fold *steps*; ``None`` if they are more than `Folded` can say.
+    """Fold *steps*; ``None`` if `Folded` cannot express them.
 
     The factors are multiplied in float64, so a kernel that computes in float32 rounds no more often than the steps do.
     """

@@ -1,24 +1,24 @@
-"""The loss on Ascend NPUs, by operations of torch: matmuls for a chunk of tokens, all between them for a piece of it.
+"""The loss on Ascend NPUs, by operations of torch: matmuls for a chunk of tokens, the rest for a piece of a chunk.
 
-Nothing here imports torch_npu: tensors on an NPU mean that it is loaded. Nothing waits for the device.
+Nothing here imports torch_npu: a tensor on an NPU means that torch_npu is loaded. Nothing waits for the device.
 
-What is launched, in half precision, for a mean or sum and its gradients, where a piece is some tokens of a chunk whose
-logits are widened to float32:
+A mean or sum and its gradients take these launches in half precision. A piece is some tokens of a chunk, whose logits
+are widened to float32:
 
 ================  ==================================================================================================
-each call         19 over a number for each token
-each chunk        2 matmuls, and for the gradient of the weight 1; with several chunks 2 for each 16,384 words, because
+each call         19, each over one number per token
+each chunk        2 matmuls, and 1 for the gradient of the weight; with several chunks 2 for each 16,384 words, because
                   the product is in half precision and the sum in float32
-each piece        7: cast, log-softmax, that of the label, exp, product, that of the label, cast; 1 more for a factor of
-                  the logits, 5 for a cap, 2 for smoothing
+each piece        7: cast, log-softmax, gather, exp, product, scatter, cast; 1 more for a factor of the logits, 5 for a
+                  cap, 2 for smoothing
 the backward      for each gradient, and each 16,384 rows of it, 3: cast, product, cast; 2 for a sum in float32
 ================  ==================================================================================================
 
-torch_npu's own ``npu_cross_entropy_loss`` is not used. Its log-probabilities, of which its gradient is made, have the
-dtype of the logits, so these would have to be widened all the same; it has no entropy; and by its page a negative
-``ignore_index``, such as -100, ignores no label, labels are within the vocabulary, and where gradients are wanted there
-is no smoothing. `torch.logsumexp` is not used because no page says that it cannot overflow on an NPU; log-softmax is
-what ``F.cross_entropy`` calls there.
+torch_npu's own ``npu_cross_entropy_loss`` is not used. It makes its gradient from log-probabilities in the dtype of the
+logits, so the logits would have to be widened all the same. It has no entropy. Its page says that a negative
+``ignore_index``, such as -100, ignores no label, that labels are within the vocabulary, and that there is no smoothing
+if gradients are wanted. `torch.logsumexp` is not used, because no page says that it cannot overflow on an NPU;
+``F.cross_entropy`` calls log-softmax there.
 """
 
 from __future__ import annotations
@@ -40,34 +40,35 @@ from .chunks import Gradients, chunks, gradient_sums, rows_of_chunk
 from .recorded import Terms
 
 BUDGET = 1 << 29
-"""Bytes of the logits of one of several chunks: 1536 tokens of 151,936 words in half precision.
+"""Most bytes of logits in one of several chunks: 1536 tokens of 151,936 words in half precision.
 
-With several chunks 12 bytes are moved for each element of the weight's gradient, and ``2 · rows`` operations are its
-product: by 376 TFLOP/s and 1.6 TB/s, those of an Atlas A2, that takes 1410 / rows of the product's own time.
+With several chunks, each moves 12 bytes for each element of the weight's gradient, whose product takes ``2 · rows``
+operations. At 376 TFLOP/s and 1.6 TB/s, as on an Atlas A2, moving takes 1410 / rows of the product's own time.
 """
 
 WORKING = 1 << 27
-"""Bytes of each of the tensors in float32: two at a time, and up to two more with a cap or statistics.
+"""Most bytes of a tensor in float32. There are two at a time, and up to two more with a cap or statistics.
 
-For 151,936 words they have 220 tokens, whose launches take the host less than moving them takes the device.
+For 151,936 words, such a tensor has 220 tokens. The host launches their operations in less time than the device takes
+to move them.
 """
 
 _WORDS = 1 << 14
 """Rows of a gradient that are scaled at a time, in float32."""
 
 _NEVER = -1e4
-"""The log of a probability that is 0 in float32, and finite: times 0 it is 0, as that of minus infinity has to be."""
+"""A finite log of a probability that is 0 in float32. It replaces minus infinity, because its product with 0 is 0."""
 
 
 def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor | Tokens:
     """`fuseplug_linear_cross_entropy.reference.linear_cross_entropy` on an NPU: the same arguments, result and errors.
 
-    The result is the reference's up to rounding: all between the matmuls is computed in float32. A label outside of
-    the vocabulary makes the loss NaN, because an error would be waited for.
+    The result is the reference's up to rounding; everything between the matmuls is computed in float32. A label outside
+    of the vocabulary makes the loss NaN, because an error would have to wait for the device.
 
-    For that call it is the reference: of other dtypes than float16, bfloat16 and float32; of empty tensors; of two tanh
-    one after the other; inside ``torch.compile``; to tracers, functorch transforms and subclasses. So is a backward
-    that is to be differentiated again.
+    The reference computes calls with dtypes other than float16, bfloat16 and float32, with empty tensors or with two
+    tanh steps, calls inside ``torch.compile``, and calls for tracers, functorch transforms and tensor subclasses. It
+    also computes a backward that is to be differentiated again.
     """
     return recorded.compute(_OPERATIONS, loss, hidden, weight, labels, bias)
 
@@ -162,7 +163,7 @@ def _chunks(
 def _gradients(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]
 ) -> tuple[list[Tensor], Gradients]:
-    """Memory for the gradients that are wanted, and what fills it."""
+    """Memory for the *wanted* gradients, and the `Gradients` that fill it."""
     sums = gradient_sums(hidden, weight, bias, wanted, _rows(hidden, weight, of_weight=wanted[1]))
     return sums, Gradients(sums, wanted, hidden, weight)
 
@@ -172,14 +173,14 @@ def _rows(hidden: Tensor, weight: Tensor, of_weight: bool) -> int:
 
 
 class _Coefficients(NamedTuple):
-    """By what things are multiplied for each token, ``(tokens, 1)``, dy/dz included but for a cap's.
+    """Coefficients in the formula of dz for each token, ``(tokens, 1)``. They include dy/dz, except that of a tanh.
 
     Attributes:
-        label: The 1 of the label.
-        p: Each probability.
-        p_logp: Each probability times its logarithm; ``None`` without an entropy.
-        even: What is added to each word; ``None`` without smoothing and mean.
-        p_square: Each probability squared; ``None`` without the logarithm of their sum.
+        label: The summand of the label.
+        p: The factor of each probability.
+        p_logp: The factor of each probability times its logarithm; ``None`` without an entropy.
+        even: The summand of each word; ``None`` without smoothing and mean.
+        p_square: The factor of each probability squared; ``None`` without the logarithm of their sum.
     """
 
     label: Tensor
@@ -190,9 +191,9 @@ class _Coefficients(NamedTuple):
 
 
 class _Tokens:
-    """The formulas, with p the probabilities of a token, l its label, H its entropy and V the vocabulary.
+    """Computes these formulas, with p the probabilities of a token, l its label, H its entropy and V the word count.
 
-    Those of what is made besides are in `reference.STATISTICS`.
+    The formulas of the other results are in `reference.STATISTICS`.
 
         y = outer · z, or outer · tanh(inner · z)
         value = picked · log p_l + spread · mean(log p),  H = −Σ p · log p
@@ -200,7 +201,8 @@ class _Tokens:
         dz_j = (u · picked · (1[j = l] − p_j) + (u · spread + m) · (1/V − p_j) − e · p_j · (log p_j + H)
                 + a · p_j + b · p_j²) · dy/dz
 
-    where u is the gradient of the value, e that of H, m that of mean(log p), and a and b are those of `recorded`.
+    where u is the gradient of the value, e that of H, and m that of mean(log p); a and b are the further factors of p
+    and p² in `recorded`.
     """
 
     def __init__(self, labels: Tensor, terms: Terms, width: int, *, mean: bool = False) -> None:
@@ -213,18 +215,18 @@ class _Tokens:
         self._statistics: dict[str, list[Tensor]] = {name: [] for name in STATISTICS}
 
     def counted(self, numbers: Tensor) -> Tensor:
-        """One number of each token: 0 where it is ignored, NaN where its label is outside of the vocabulary."""
+        """*numbers*, one for each token, with 0 for ignored tokens, and NaN for labels outside of the vocabulary."""
         return numbers.masked_fill(self._unknown, math.nan).masked_fill_(self._ignored, 0.0)
 
     def pieces(self, at: slice, logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """The *logits* of the tokens *at*, a few tokens at a time, with which these are."""
+        """Yield the *logits* of the tokens *at* in pieces of a few tokens, each with its tokens."""
         rows = max(1, WORKING // (4 * self._width))
         for first in range(0, len(logits), rows):
             part = logits[first : first + rows]
             yield slice(at.start + first, at.start + first + len(part)), part
 
     def after_steps(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """y, and tanh(inner · z) if there is one, in float32. *logits* in float32 are written over."""
+        """y, and tanh(inner · z) if there is one, in float32. *logits* in float32 are overwritten."""
         terms, y = self._terms, logits.float()
         if terms.capped:
             tanh = y.mul_(terms.inner).tanh_()
@@ -232,18 +234,18 @@ class _Tokens:
         return (y if terms.outer == 1.0 else y.mul_(terms.outer)), None
 
     def log_probabilities(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The log of p in new memory, and tanh(inner · z) if there is one. *logits* in float32 are written over."""
+        """The log of p in new memory, and tanh(inner · z) if there is one. *logits* in float32 are overwritten."""
         y, tanh = self.after_steps(logits)
         return torch.log_softmax(y, -1), tanh
 
     def take(self, logp: Tensor, piece: slice) -> None:
-        """Take what the value of the tokens of *piece* is made of."""
+        """Keep the numbers from which the values of the tokens of *piece* are made."""
         self._of_labels.append(logp.gather(-1, self._labels[piece]))
         if self._averaged:
             self._means.append(logp.mean(-1))
 
     def take_statistics(self, names: Sequence[str], y: Tensor, logp: Tensor, piece: slice) -> None:
-        """Take the statistics *names* of the tokens of *piece*. *logp* is written over."""
+        """Compute and keep the statistics *names* of the tokens of *piece*. *logp* is overwritten."""
         parts: dict[str, Tensor] = {}
         if "is_top1" in names:
             parts["is_top1"] = (y.argmax(-1) == self._labels[piece].squeeze(-1)).float()
@@ -259,11 +261,11 @@ class _Tokens:
             self._statistics[name].append(part)
 
     def besides(self, name: str) -> Tensor:
-        """The statistic *name* of all tokens, or their mean, once they were taken."""
+        """The statistic *name* of all tokens, or ``"mean"``, once all pieces were taken."""
         return self.means() if name == "mean" else torch.cat(self._statistics[name])
 
     def values(self) -> Tensor:
-        """The value of all tokens, once they were taken."""
+        """The values of all tokens, once all pieces were taken."""
         value = torch.cat(self._of_labels).squeeze(-1)
         if self._terms.picked != 1.0:
             value.mul_(self._terms.picked)
@@ -272,7 +274,7 @@ class _Tokens:
         return self.counted(value)
 
     def means(self) -> Tensor:
-        """The mean of the log-probabilities of all words, of all tokens, once they were taken."""
+        """The mean log-probability of all words, for all tokens, once all pieces were taken."""
         return torch.cat(self._means)
 
     def coefficients(
@@ -284,7 +286,7 @@ class _Tokens:
         of_p: Tensor | None = None,
         of_square: Tensor | None = None,
     ) -> _Coefficients:
-        """Of all tokens, for the gradients of the value and, as far as there are these, of what is made besides."""
+        """The coefficients of all tokens, for the gradients of the value and of those other results that have one."""
         terms = self._terms
         slope = terms.outer * terms.inner
         u = self.counted(upstream).unsqueeze(-1)

@@ -1,10 +1,10 @@
 """Losses and log-probabilities, with their gradients, from the operations of a backend.
 
-The gradients of a mean or a sum are made in the forward, where each logit is computed once. The backward scales them.
-What was added up in float32 is kept so until then, and rounded once. A backend may have the logits kept instead.
-Without a reduction, and for log-probabilities, the gradient of each token is known in the backward only, which computes
-the logits anew. So it is for float16: there the gradient of a mean is too small for its dtype unless the loss is
-scaled, and by how much is in the gradient of the loss.
+The forward makes the gradients of a mean or a sum, so each logit is computed once. The backward scales them. Sums in
+float32 stay in float32 until then, and are rounded once. A backend may keep the logits instead. Without a reduction,
+and for log-probabilities, the gradient of each token is known only in the backward, which computes the logits again. So
+does the backward in float16: there the gradient of a mean is too small for its dtype unless the loss is scaled, and
+only the gradient of the loss says by how much.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ..reference import STATISTICS, Loss, Tokens
 from .folded import folded
 
 BESIDES = ("mean", *STATISTICS)
-"""What there may be of each token besides its value: the mean of the log-probabilities of all words, and statistics."""
+"""The results that a token may have besides its value: the mean log-probability of all words, and the statistics."""
 
 
 class Terms(NamedTuple):
-    """What is computed of the logits of a token, after *inner*, *outer* and *capped* (see `folded`).
+    """The numbers that define the value of a token; *inner*, *outer* and *capped* are the steps (see `folded`).
 
     With p the probabilities and l the label, the value is ``picked · log p_l + spread · mean(log p)``: a loss, smoothed
-    or not, or a log-probability. It is 0 for the label *ignore_index*, and NaN for one outside of the vocabulary.
+    or not, or a log-probability. It is 0 for the label *ignore_index*, and NaN for a label outside of the vocabulary.
     """
 
     ignore_index: int
@@ -43,26 +43,26 @@ class Terms(NamedTuple):
 
 
 class Operations(NamedTuple):
-    """What a backend computes.
+    """The operations of a backend.
 
-    Arguments are positional: first hidden, weight, labels and bias, as for `reference.compute`; they are not empty, of
-    one dtype of float16, bfloat16 and float32, each matrix in adjacent rows or columns, labels contiguous. Then:
+    Arguments are positional. First come hidden, weight, labels and bias, as for `reference.compute`: not empty, of one
+    dtype of float16, bfloat16 and float32, each matrix with a stride of 1, labels contiguous. Then:
 
     Attributes:
-        measure: Takes the `Terms`, one by one, whether each of `BESIDES` is asked for, and whether the logits are.
-            Gives the value of each token, and in their order those of `BESIDES` that are asked for; what
-            `differentiate` is to be given again, all in float32; and the logits if asked for.
+        measure: Takes the `Terms`, one by one, whether each of `BESIDES` is wanted, and whether the logits are. Returns
+            the value of each token; those of `BESIDES` that are wanted, in that order; the numbers to pass to
+            `differentiate` later, all in float32; and the logits if wanted.
         differentiate: Takes the gradient of the value; the gradient of the entropy, and the entropy, or ``None`` twice;
-            the gradient of the mean or ``None``; by what each probability p, and each p², is multiplied besides, or
-            ``None`` twice; what `measure` wanted kept, or ``None``; the logits, or ``None``; the terms; and which of
-            the gradients of hidden, weight and bias are wanted. Gives these; those that are sums may be in float32.
-        measure_and_differentiate: Takes the gradient of the value, the terms, and which gradients are wanted. Gives the
-            value and these; those that are sums may be in float32.
-        scale: Takes a tensor, a number of no dimension and on its device, and a dtype. Gives their product in that
-            dtype, rounded once.
-        serves: Whether the operations can be put between tensors and their gradients, here and now.
-        keeps: Takes hidden and weight. Says whether the logits of a mean or a sum are kept for the backward, rather
-            than gradients that it scales.
+            the gradient of the mean, or ``None``; a further factor of each probability p, or ``None``; one of each p²,
+            or ``None``; the numbers that `measure` wanted to pass on, or ``None``; the logits, or ``None``; the terms;
+            and which gradients of hidden, weight and bias are wanted. Returns these; sums may be in float32.
+        measure_and_differentiate: Takes the gradient of the value, the terms, and which gradients are wanted. Returns
+            the value and these gradients; sums may be in float32.
+        scale: Takes a tensor, a number as a tensor without dimensions on the same device, and a dtype. Returns the
+            product in that dtype, rounded once.
+        serves: Takes tensors. Says whether the operations can be put between these and their gradients, here and now.
+        keeps: Takes hidden and weight. Says whether the logits of a mean or a sum are kept for the backward, instead of
+            gradients that the backward scales.
     """
 
     measure: Callable[..., list[Tensor]]
@@ -76,7 +76,7 @@ class Operations(NamedTuple):
 def compute(
     operations: Operations, loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None
 ) -> Tensor | Tokens:
-    """`reference.compute` by *operations*, or itself where they do not serve."""
+    """`reference.compute`, computed by *operations*, or by the reference where these do not serve."""
     if loss.statistics:
         return compute_tokens(operations, loss, hidden, weight, labels, bias)
     form = _form(operations, loss, hidden, is_logprob=False)
@@ -102,7 +102,7 @@ def compute(
 def compute_tokens(
     operations: Operations, loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None
 ) -> Tokens:
-    """`reference.compute_tokens` by *operations*, or itself where they do not serve."""
+    """`reference.compute_tokens`, computed by *operations*, or by the reference where these do not serve."""
     form = _form(operations, loss, hidden, is_logprob=True)
     if form is None or not _serves(operations, hidden, weight, labels, bias):
         return by_reference(reference.compute_tokens, loss, hidden, weight, labels, bias)
@@ -112,13 +112,13 @@ def compute_tokens(
 
 
 class _Form(NamedTuple):
-    """What is not a tensor.
+    """The arguments that are not tensors.
 
     Attributes:
-        operations: What computes it.
-        loss: As the reference has it.
-        terms: As the operations have it.
-        dtype: Of the result.
+        operations: The operations of the backend.
+        loss: The loss, for the reference.
+        terms: The loss, for the operations.
+        dtype: The dtype of the result.
         is_logprob: Whether the value is a log-probability, and not a loss.
         keep: Whether the logits are kept for the backward.
     """
@@ -132,17 +132,17 @@ class _Form(NamedTuple):
 
     @property
     def mean(self) -> bool:
-        """Whether there is the mean of all log-probabilities too."""
+        """Whether the mean of all log-probabilities is wanted, too."""
         return self.loss.label_smoothing is None
 
     @property
     def besides(self) -> tuple[str, ...]:
-        """What there is besides the value, of `BESIDES`, in that order."""
+        """Those of `BESIDES` that are wanted, in that order."""
         return ("mean",) if self.mean else self.loss.statistics
 
 
 def _form(operations: Operations, loss: Loss, hidden: Tensor, *, is_logprob: bool) -> _Form | None:
-    """``None`` for steps that cannot be folded."""
+    """The `_Form` for *loss*; ``None`` for steps that cannot be folded."""
     steps = folded(loss.steps)
     if steps is None:
         return None
@@ -163,12 +163,12 @@ def _serves(operations: Operations, hidden: Tensor, weight: Tensor, labels: Tens
 
 
 def _matrix(tensor: Tensor) -> Tensor:
-    """*tensor* as a matmul takes it; otherwise each would copy it."""
+    """*tensor* in a layout that a matmul takes; otherwise each matmul would copy it."""
     return tensor if 1 in tensor.stride() else tensor.contiguous()
 
 
 def _count(form: _Form, labels: Tensor) -> Tensor | None:
-    """What the sum over tokens is divided by."""
+    """The number by which the sum over tokens is divided; ``None`` without a mean."""
     return (labels != form.loss.ignore_index).sum() if form.loss.reduction == "mean" else None
 
 
@@ -177,16 +177,16 @@ def _reduced(form: _Form, total: Tensor, count: Tensor | None) -> Tensor:
 
 
 def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """*tensor* in *dtype*, and itself if it is that already.
+    """*tensor* in *dtype*; *tensor* itself if it already has that dtype.
 
-    A conversion that changes nothing is one more name for the same tensor. torch 2.11 compiles a function that returns
-    one of both without its gradient.
+    A conversion that changes nothing is a second name for the same tensor, and torch 2.11 compiles a function that
+    returns one of the two without its gradient.
     """
     return tensor if tensor.dtype is dtype else tensor.to(dtype)
 
 
 def _measured(form: _Form, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-    """The loss of each token, or its log-probability, and what there is besides."""
+    """The loss of each token, or its log-probability, and the results besides."""
     measured = differentiable(_measure, _differentiate, _formula, form.operations.serves)
     results: tuple[Tensor, ...] = measured(form, hidden, weight, bias, labels)
     return results
@@ -201,7 +201,7 @@ def _measure(
 
 
 def _differentiate(form: _Form, needs: Sequence[bool], *tensors: Any) -> list[Tensor]:
-    """The logits are computed anew, unless they were kept."""
+    """The wanted gradients. The logits are computed again unless they were kept."""
     *rest, hidden, weight, bias, labels = tensors
     number = 1 + len(form.besides)
     upstream, kept = list(rest[:number]), list(rest[number:])  # to torch 2.11's compiler, rest is a tuple
@@ -215,10 +215,10 @@ def _differentiate(form: _Form, needs: Sequence[bool], *tensors: Any) -> list[Te
 
 
 def _of_others(of: dict[str, Tensor], values: dict[str, Tensor]) -> tuple[Tensor | None, ...]:
-    """The gradient of the mean, and by what each p and each p² is multiplied besides, for gradients by name.
+    """The gradient of the mean, and the further factors of each p and each p², for gradients *of* results by name.
 
-    By the logit of a word, the derivative of logsumexp is p, that of mean_logits is (1/V − p) + p, of which the first
-    is that of the mean, and that of log Σ p² is 2 · p² / Σ p² − 2 · p.
+    With respect to the logit of a word, the derivative of logsumexp is p; that of mean_logits is (1/V − p) + p, whose
+    first term is the derivative of the mean; and that of log Σ p² is 2 · p² / Σ p² − 2 · p.
     """
     of_lse, of_mean_logits, of_squares = map(of.get, ("logsumexp", "mean_logits", "log_sum_sq_probs"))
     terms = [gradient for gradient in (of_lse, of_mean_logits) if gradient is not None]
@@ -231,7 +231,7 @@ def _of_others(of: dict[str, Tensor], values: dict[str, Tensor]) -> tuple[Tensor
 
 
 def _formula(form: _Form, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> tuple[Tensor, ...]:
-    """What `_measure` computes, in operations that can be differentiated again."""
+    """The results of `_measure`, from operations that can be differentiated again."""
     if not form.is_logprob:
         losses = reference.compute_loss(form.loss._replace(reduction="none"), hidden, weight, labels, bias).to(
             form.dtype
@@ -244,7 +244,7 @@ def _formula(form: _Form, hidden: Tensor, weight: Tensor, bias: Tensor | None, l
 def _reduced_forward(
     form: _Form, needs: Sequence[bool], hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """The gradients are made in the forward."""
+    """The loss, and its gradients, which the forward makes."""
     count = _count(form, labels)
     upstream = hidden.new_ones((), dtype=torch.float32) if count is None else count.float().reciprocal()
     value, *gradients = form.operations.measure_and_differentiate(
@@ -254,11 +254,11 @@ def _reduced_forward(
 
 
 def _reduced_backward(form: _Form, _needs: Sequence[bool], upstream: Tensor, *saved: Tensor) -> list[Tensor]:
-    """What was made is scaled, in new memory each time: the graph may be kept, and what is returned is the caller's."""
+    """The saved gradients, scaled. They are in new memory: the graph may be kept, and the result is the caller's."""
     *gradients, hidden, _, _, _ = saved
     return [form.operations.scale(gradient, upstream, hidden.dtype) for gradient in gradients]
 
 
 def _reduced_formula(form: _Form, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
-    """What `_reduced_forward` computes, in operations that can be differentiated again."""
+    """The loss of `_reduced_forward`, from operations that can be differentiated again."""
     return reference.compute_loss(form.loss, hidden, weight, labels, bias)

@@ -1,4 +1,4 @@
-"""A call of the function by which a head scores tokens, and what it computes, in the words of the reference."""
+"""A call of the function by which a head scores tokens, expressed in terms of the reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fuseplug import Compute
 from ..reference import FLOAT, Step
 
 OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
-"""What follows the log-probabilities in the results, each ``None`` where it was not asked for."""
+"""The results that follow the log-probabilities; each is ``None`` if it was not asked for."""
 
 DIFFERENTIABLE = ("log_probs", "entropy")
 NOTHING_IGNORED = torch.iinfo(torch.int64).min
@@ -28,12 +28,12 @@ class HeadCall(NamedTuple):
         hidden: ``(tokens, hidden)``, floating.
         weight: ``(vocabulary, hidden)``, floating.
         bias: ``(vocabulary,)`` or ``None``, floating.
-        targets: ``(tokens,)``, int64: the word of which the log-probability is wanted.
-        temperature: By what logits are divided at last.
-        chunk_size: How many words such a function takes at a time.
+        targets: ``(tokens,)``, int64: the words whose log-probabilities are wanted.
+        temperature: The number that divides the logits, as the last step.
+        chunk_size: How many words the function processes at a time.
         final_logit_softcapping: A cap for the logits, or ``None``.
-        logit_scale: By what logits are multiplied at first.
-        outputs: What is wanted besides, of `OUTPUTS`; other names mean nothing.
+        logit_scale: The number that multiplies the logits, as the first step.
+        outputs: The names in `OUTPUTS` of the further results that are wanted; other names are ignored.
     """
 
     hidden: Tensor
@@ -48,23 +48,23 @@ class HeadCall(NamedTuple):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """What is wanted besides the log-probabilities."""
+        """The names of the results that are wanted besides the log-probabilities."""
         return tuple(name for name in OUTPUTS if name in self.outputs)
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """What is done to each logit."""
+        """The steps that are applied to each logit."""
         cap = self.final_logit_softcapping
         capped = () if cap is None else (Step("div", cap), Step("tanh"), Step("mul", cap))
         return FLOAT, Step("mul", float(self.logit_scale)), *capped, Step("div", float(self.temperature))
 
     def scored_by(self, compute: Compute) -> Results:
-        """The log-probabilities and `OUTPUTS`, each ``(tokens,)``, float32 or bool, by *compute*.
+        """The log-probabilities and `OUTPUTS`, computed by *compute*, each ``(tokens,)``, float32 or bool.
 
-        As the function has it, log-probabilities and entropy alone have gradients.
+        As in the function, only log-probabilities and entropy have gradients.
 
         Args:
-            compute: Has the signature of `fuseplug_linear_cross_entropy.reference.linear_cross_entropy`.
+            compute: A function with the signature of `fuseplug_linear_cross_entropy.reference.linear_cross_entropy`.
         """
         weight, bias = self.weight, self.bias
         more: dict[str, Any] = {"statistics": self.statistics} if self.statistics else {}
@@ -82,4 +82,4 @@ class HeadCall(NamedTuple):
 
 
 Score = Callable[[HeadCall], Results]
-"""What computes such a call: the function itself, or `HeadCall.scored_by` with a kernel."""
+"""Computes the results of a call: the function itself, or `HeadCall.scored_by` with a kernel."""

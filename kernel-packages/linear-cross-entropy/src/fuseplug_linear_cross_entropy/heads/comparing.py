@@ -1,4 +1,4 @@
-"""Compares what scores tokens with the reference in float64, on examples: values, and gradients of each input."""
+"""Compares a function that scores tokens with the reference in float64: values, and the gradient of each input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..reference import linear_cross_entropy, logits_of
 from .call import DIFFERENTIABLE, OUTPUTS, HeadCall, Score
 
 _ROUNDINGS, _WORKING_ROUNDINGS = 8.0, 64.0
-"""As for heads that are replaced: of the dtype of the logits, and of float32."""
+"""How many roundings to allow, in the logits' dtype and in float32: as many as for heads that are replaced."""
 
 _GRADIENT = "the gradient of "
 
@@ -22,18 +22,18 @@ Values = dict[str, Tensor]
 
 
 class Kind(NamedTuple):
-    """What is alike in calls for which a kernel was found to be right.
+    """The features of a call that decide whether a kernel is right for it. Calls of one kind are checked once.
 
     Attributes:
-        device_type: Where it runs.
+        device_type: The type of the device that runs the call.
         hidden: The dtype of the hidden states.
-        weight: That of weight and bias.
+        weight: The dtype of weight and bias.
         biased: Whether there is a bias.
         capped: Whether logits are capped.
-        statistics: What is wanted besides the log-probabilities.
-        autocast: The dtype of autocast; ``None`` where it is off.
+        statistics: The names of the results that are wanted besides the log-probabilities.
+        autocast: The dtype of autocast; ``None`` if autocast is off.
         width: The size of the hidden states.
-        words: That of the vocabulary.
+        words: The size of the vocabulary.
     """
 
     device_type: str
@@ -49,13 +49,13 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Specimen:
-    """A call to try, and what it gives in float64.
+    """A call to try, and its results in float64.
 
     Attributes:
         call: The call.
         autocast: As in `Kind`.
-        truth: What the reference computes, by name.
-        clear: In which tokens the largest logit is largest by far.
+        truth: The results of the reference, by name.
+        clear: For each token, whether its largest logit is clearly larger than the second.
     """
 
     call: HeadCall
@@ -65,12 +65,12 @@ class Specimen:
 
     @classmethod
     def of(cls, kind: Kind, tokens: int, *, entropy_used: bool = True) -> Specimen:
-        """One of *kind*, with as many *tokens*; half of them have the label that is likeliest. The truth is on the CPU.
+        """A specimen of *kind*, in which half of the tokens have their likeliest label. The truth is on the CPU.
 
         Args:
-            kind: What it is like.
-            tokens: The number of rows.
-            entropy_used: Whether the entropy has a part in what gradients are taken of.
+            kind: The kind of call.
+            tokens: The number of tokens.
+            entropy_used: Whether the entropy is part of the sum whose gradients are compared.
         """
         generator = torch.Generator().manual_seed(5)
 
@@ -103,7 +103,7 @@ class Specimen:
         return cls(call._replace(**placed), kind.autocast, truth, clear)
 
     def deviation(self, score: Score, *, entropy_used: bool = True) -> str:
-        """What of the results of *score* is farther from the truth than roundings take it; ``""`` if nothing is."""
+        """The first result of *score* that roundings do not explain, with its error; ``""`` if they explain all."""
         values = _values(score, self.call, self.autocast, entropy_used=entropy_used)
         if values.keys() != self.truth.keys():
             return f"it gives {', '.join(values)}; expected {', '.join(self.truth)}"
@@ -118,19 +118,19 @@ class Specimen:
             limit = _limit(true if name.startswith(_GRADIENT) else self.truth["log_probs"], self.call, self.autocast)
             error = (value.double() - true).abs().max().item()
             if not error <= limit:
-                return f"{name} is {error:.1e} from the formula; {limit:.1e} is what roundings may add up to"
+                return f"{name} differs from the formula by {error:.1e}; roundings explain at most {limit:.1e}"
         return ""
 
 
 def _limit(scale: Tensor, call: HeadCall, autocast: torch.dtype | None) -> float:
-    """How far a result may be from the truth, where *scale* has its magnitude."""
+    """The largest error to allow in a result that has the magnitude of *scale*."""
     unit = torch.finfo(autocast or call.hidden.dtype).eps / 2
     single = torch.finfo(torch.float32).eps / 2
     return (_ROUNDINGS * unit + _WORKING_ROUNDINGS * single) * float(scale.abs().max())
 
 
 def _values(score: Score, call: HeadCall, autocast: torch.dtype | None, *, entropy_used: bool) -> Values:
-    """The results of *score* by name, and the gradients of a weighted sum of those that have one."""
+    """The results of *score* by name, and the gradients of a weighted sum of its differentiable results."""
     leaves = {name: getattr(call, name) for name in ("hidden", "weight", "bias")}
     leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in leaves.items() if leaf is not None}
     kind = call.hidden.device.type
@@ -148,6 +148,6 @@ def _values(score: Score, call: HeadCall, autocast: torch.dtype | None, *, entro
 
 @contextlib.contextmanager
 def undisturbed(device_type: str) -> Iterator[None]:
-    """With gradients, and without autocast, whatever surrounds this. Specimens are made and tried inside."""
+    """Turn gradients on and autocast off, whatever the caller has set. Specimens are made and tried inside."""
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device_type, enabled=False):
         yield

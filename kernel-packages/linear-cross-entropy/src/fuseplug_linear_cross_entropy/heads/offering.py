@@ -24,25 +24,25 @@ from .reads import unread, watched
 OP = "linear_cross_entropy"
 _PLAIN = (Tensor, nn.Parameter)
 _AS_FAST = ("cuda", "xpu")
-"""Where TRL has Triton programs of its own for its head, which are as fast."""
+"""Devices for which TRL has its own Triton programs for its head, which are as fast."""
 _WORDS = 8209
-"""At most, of a specimen: a prime beyond what a kernel takes in one piece."""
+"""The largest vocabulary of a specimen: a prime, larger than a kernel takes in one piece."""
 
 
 def offer(
     space: Mapping[str, Any], name: str, device_type: str, kernels: Sequence[BaseKernel], *, every_size: bool = False
 ) -> StandIn | str | None:
-    """What may stand for the function that a head finds under *name*.
+    """Offer a stand-in for the function that a head looks up under *name*.
 
     Args:
-        space: The globals in which the head looks it up.
-        name: Its name there.
-        device_type: Where the head is.
-        kernels: Those that take part.
+        space: The globals in which the head looks the function up.
+        name: The name of the function there.
+        device_type: The type of the device that holds the head.
+        kernels: The kernels that take part.
         every_size: Whether to use a kernel in calls that are too small to gain.
 
     Returns:
-        What stands for it; why nothing does; or ``None`` if it is no such function.
+        The stand-in; the reason why there is none; or ``None`` if the function does not score tokens for a head.
     """
     function = space[name]
     if not _is_score(function):
@@ -61,10 +61,10 @@ def offer(
 
 
 class StandIn:
-    """A kernel in the place of such a function.
+    """A kernel in the place of a function that scores tokens.
 
     Attributes:
-        kernel_id: Its id.
+        kernel_id: The id of the kernel.
     """
 
     def __init__(self, function: Any, kernel: BaseKernel, *, every_size: bool) -> None:
@@ -75,12 +75,13 @@ class StandIn:
         self._faults: dict[Kind, str] = {}
 
     def why_not(self, arguments: Sequence[Any]) -> str | None:
-        """Why the function itself is to compute a call with these positional *arguments*; ``None`` if the kernel is.
+        """Say why the function must compute a call with these positional *arguments*; ``None`` if the kernel may.
 
-        It is ``""`` where the call is too small to gain. The first call of a `Kind` tries both on specimens of it.
+        The reason is ``""`` if the call is too small to gain. The first call of a `Kind` tries the kernel and the
+        function on specimens of that kind.
         """
         if any(space.get(name) is not value for space, name, value in self._watched):
-            return f"{self._function.__qualname__} is no longer made of what it was: serve the head again"
+            return f"{self._function.__qualname__} has changed since it was read: serve the head again"
         try:
             call = HeadCall(*arguments)
         except TypeError:
@@ -95,7 +96,7 @@ class StandIn:
         return self._faults[kind] or None
 
     def compute(self, arguments: Sequence[Any]) -> Results:
-        """What the function computes, by the kernel."""
+        """Compute with the kernel what the function computes."""
         return HeadCall(*arguments).scored_by(self._compute)
 
     def _is_too_small(self, call: HeadCall) -> bool:
@@ -106,12 +107,12 @@ class StandIn:
         return len(call.hidden) * len(call.weight) < self._kernel.gains_from(use)
 
     def _fault(self, kind: Kind) -> str:
-        """What is wrong with the kernel, or with the function, in calls of *kind*; ``""`` if nothing is."""
+        """Say what is wrong with the kernel or the function in calls of *kind*; ``""`` if nothing is."""
         kernel = f"{self.kernel_id} in {_said(kind)}"
         this_thread.declined = False
         try:
             with undisturbed(kind.device_type):
-                # As wide as the model; and with more logits than a kernel takes in one piece.
+                # The first is as wide as the model; the second has more logits than a kernel takes in one piece.
                 for width, tokens in ((kind.width, 64), (16, 520)):
                     specimen = Specimen.of(kind._replace(width=width, words=min(kind.words, _WORDS)), tokens)
                     if why := specimen.deviation(lambda call: call.scored_by(self._compute)):
@@ -128,7 +129,7 @@ class StandIn:
 
 
 def _is_score(value: object) -> bool:
-    """Whether *value* is an ``autograd.Function`` with the parameters of a `HeadCall`."""
+    """Say whether *value* is an ``autograd.Function`` with the parameters of a `HeadCall`."""
     if not (isinstance(value, type) and issubclass(value, torch.autograd.Function)):
         return False
     return tuple(inspect.signature(value.forward).parameters)[1:] == HeadCall._fields
@@ -139,9 +140,9 @@ def _has_statistics(kernel: BaseKernel) -> bool:
 
 
 def _unlike(function: Any) -> str:
-    """Why *function* is not known to compute what a `HeadCall` says; ``""`` if it is: tried in float32 on the CPU."""
+    """Say how *function* differs from what a `HeadCall` says; ``""`` if it does not, in float32 on the CPU."""
     if name := unread(function):
-        return f"has {name} in its code, which may do more than to compute"
+        return f"uses {name}, which may do more than compute"
     cases = [
         Kind("cpu", torch.float32, torch.float32, biased, capped, statistics, autocast=None, width=16, words=331)
         for biased, capped, statistics in ((False, False, OUTPUTS), (True, True, OUTPUTS), (False, True, ()))
@@ -158,14 +159,14 @@ def _unlike(function: Any) -> str:
 
 
 def _unusual(call: HeadCall) -> str:
-    """What no kernel is given."""
+    """Say why no kernel may compute *call*; ``""`` if one may."""
     tensors = [tensor for tensor in call[:4] if tensor is not None]
     if not all(type(tensor) in _PLAIN for tensor in tensors) or not transparent(*tensors):
         return "a tensor is of a subclass, on another device, traced or transformed"
     if any(hasattr(tensor, "ds_id") for tensor in tensors):
         return "DeepSpeed has split the weight"
     if not all(tensor.dtype in MODEL_DTYPES for tensor in tensors[:-1]) or not all(map(Tensor.numel, tensors)):
-        return "it has a dtype that no model is run in, or a tensor is empty"
+        return "a tensor is empty, or has a dtype in which no model runs"
     cap = call.final_logit_softcapping
     numbers = (call.temperature, call.logit_scale, 1.0 if cap is None else cap)
     if not all(type(number) in (int, float) and math.isfinite(number) and number for number in numbers):

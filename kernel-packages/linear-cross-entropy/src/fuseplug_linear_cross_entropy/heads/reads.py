@@ -1,4 +1,4 @@
-"""Whether a head's function depends on its arguments alone, by the names in its code."""
+"""Tells by the names in the code of a head's function whether it depends on its arguments alone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ masked_fill math max maximum min mm mul_ needs_input_grad pow program_id range s
 set_materialize_grads shape sigmoid squeeze store stride sum t tanh tanh_ tl to torch triton type unsqueeze upper
 where zeros zeros_like zip
 """
-"""Names of what does nothing but to compute, or says how a backward is recorded: of torch, Python and Triton."""
+"""Names in torch, Python and Triton that only compute, or say how a backward is recorded."""
 
 _OF_CONTEXT = "chunk_size compute_dtype final_logit_softcapping kernel_args logit_scale"
-"""What the forward keeps for the backward."""
+"""Attributes in which the forward keeps values for the backward."""
 
 _GATHERS = "maybe_gather_lm_head_ctx trainer.utils"
-"""What gathers a weight that DeepSpeed has split. No kernel is given such a weight."""
+"""Names that gather a weight that DeepSpeed has split. No kernel is given such a weight."""
 
 _KNOWN = frozenset(f"{_COMPUTE} {_OF_CONTEXT} {_GATHERS}".split())
 _CONSTANTS = (bool, int, float, str, tuple, type(None))
@@ -31,7 +31,7 @@ _CONSTANTS = (bool, int, float, str, tuple, type(None))
 def unread(function: type[torch.autograd.Function]) -> str:
     """The first name in the code of *function* that may stand for more than computing; ``""`` if there is none.
 
-    It may name what is in the table above, and constants and functions of its own module, which name no more.
+    The code may use the names above, Triton's, and constants and functions of its own module, whose code is read, too.
     """
     for half in _halves(function):
         for name in names(half):
@@ -41,7 +41,7 @@ def unread(function: type[torch.autograd.Function]) -> str:
 
 
 def watched(function: type[torch.autograd.Function]) -> list[tuple[dict[str, Any], str, Any]]:
-    """What *function* was made of when it was read: where it is looked up, under which name, and what it was."""
+    """The globals that *function* now depends on: each as the dictionary that holds it, its name, and its value."""
     spaces = [(half.__globals__, name) for half in _halves(function) for name in names(half)]
     return [(space, name, space[name]) for space, name in spaces if name in space]
 
@@ -57,5 +57,5 @@ def _is_own(half: types.FunctionType, name: str) -> bool:
 
 
 def _is_triton(value: Any) -> bool:
-    """Whether *value* is a program for GPUs, which none of the devices runs where a kernel is offered."""
+    """Whether *value* is a program for GPUs. No kernel is offered on a device that runs such programs."""
     return type(value).__module__.partition(".")[0] == "triton"

@@ -1,4 +1,4 @@
-"""A tensor that is computed when something needs its values, and need not be computed if nothing does."""
+"""A tensor that is computed only when something needs its values."""
 
 from .tensor import LazyTensor
 

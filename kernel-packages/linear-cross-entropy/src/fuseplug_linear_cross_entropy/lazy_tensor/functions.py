@@ -1,4 +1,4 @@
-"""Functions of torch, by what they ask of a tensor."""
+"""Functions of torch, grouped by what they ask of a tensor."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ ABOUT = frozenset(
         torch.numel,
     }
 )
-"""What is asked about a tensor, and answered without its values. Not strides: meta has others for sizes of 1."""
+"""Questions about a tensor that need no values. Strides are left out: those on meta differ for sizes of 1."""
 
 
 CONVERSIONS = frozenset(
     getattr(Tensor, name) for name in ("to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "clone")
 ) | {torch.clone}
-"""What gives the same values in another dtype or elsewhere; so does the method that is named like the device."""
+"""Functions that give the same values in another dtype or elsewhere. So does the method named like the device."""
 
 COPIES = frozenset({Tensor.clone, torch.clone, Tensor.detach, torch.detach})
-"""What an `autograd.Function` passes a tensor on with, to be called in the backward."""
+"""Functions with which an `autograd.Function` passes a tensor on, so that its backward is called."""
 
 GRAD_FN, BASE = (getattr(Tensor, name).__get__ for name in ("grad_fn", "_base"))
 DEVICE = torch.ops.prim.device.default
 _OWN_GRADIENT = frozenset({Tensor.retain_grad, Tensor.output_nr.__get__})  # type: ignore[attr-defined]
 _GRADIENTS_OF = frozenset({torch.autograd.grad, torch.autograd.backward})
-"""What asks for the gradient of the tensor itself, or of its ``inputs``."""
+"""Functions that ask for the gradient of the tensor itself, and functions that ask for those of their ``inputs``."""
 
 RUN_OTHERS = _GRADIENTS_OF | {Tensor.backward, Tensor.__repr__}
-"""What runs others' code, a checkpoint's forward for example."""
+"""Functions that run code of others, such as the forward of a checkpoint."""
 
 
 def asks_for_gradient(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: Tensor) -> bool:
@@ -55,6 +55,6 @@ def asks_for_gradient(function: Any, args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def name_of(function: Any) -> str:
-    """The name of *function*, as a person knows it; of the getter of an attribute, that of the attribute."""
+    """The name by which a person knows *function*; for the getter of an attribute, the name of the attribute."""
     name = str(getattr(function, "__name__", function))
     return str(getattr(getattr(function, "__self__", None), "__name__", name)) if name == "__get__" else name

@@ -1,4 +1,4 @@
-"""What stands for the gradient of a lazy tensor once a result was computed without that tensor: it is never known."""
+"""Stand-ins for gradients that are never known: those of lazy tensors without which a result was computed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Hook = Callable[[Tensor], Any]
 
 
 class Answer(torch.autograd.Function):
-    """Ties a result to the lazy tensors that it was computed without: who waits for their gradients is heard."""
+    """Ties a result to the lazy tensors that it was computed without, so that its backward calls their hooks."""
 
     @staticmethod
     def forward(ctx: Any, result: Tensor, *lazies: Any) -> Tensor:
@@ -30,10 +30,10 @@ class Answer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient of the result; the hooks of the lazy tensors are called."""
+        """The gradient of the result. The hooks of the lazy tensors are called."""
         for lazy, layout, hooks in ctx.lazies:
             with DisableTorchFunctionSubclass():
-                # As ``backward(inputs=[logits])`` has it, which asks nobody on torch 2.12 and older.
+                # Set by ``backward(inputs=[logits])``, which on torch 2.12 and older does not ask the logits.
                 retained = getattr(lazy(), "retains_grad", False)
             if retained:
                 raise never_computed("backward()", layout)
@@ -48,13 +48,13 @@ class Answered(Tensor):
     _layout: Tensor
 
     def take_over(self, hooks: OrderedDict[int, Hook], layout: Tensor) -> None:
-        """Have *hooks*, those of the lazy tensor of this *layout*, called in the backward of this, too."""
+        """Have the backward of this tensor call *hooks*, too: those of the lazy tensor with this *layout*."""
         self._hooks, self._layout = hooks, layout
         if hooks:
             self._call_hooks()
 
     def _call_hooks(self) -> None:
-        """Have the hooks called for the part of the gradient that is known, too."""
+        """Have the hooks called for the known part of the gradient, too."""
         hooks, layout = self._hooks, self._layout
         with DisableTorchFunctionSubclass():
             cast("Any", self).register_hook(lambda gradient: call_hooks(hooks, layout, gradient.device))
@@ -63,7 +63,7 @@ class Answered(Tensor):
     def __torch_function__(
         cls, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Refuse what asks for the gradient; do all else."""
+        """Refuse functions that ask for the gradient; run all others."""
         kwargs = kwargs or {}
         for tensor in [leaf for leaf in leaves((tuple(args), kwargs)) if isinstance(leaf, Answered)]:
             if asks_for_gradient(function, args, kwargs, tensor):
@@ -71,7 +71,7 @@ class Answered(Tensor):
         if function == GRAD_FN:
             return NoNode(args[0]._layout)
         if function in RUN_OTHERS:
-            # Others' code runs in these: what is switched off here must be on there.
+            # These run code of others, which needs `__torch_function__`: it must not be off there.
             result = function(*mapped(_plainly, tuple(args)), **mapped(_plainly, dict(kwargs)))
             return _with_node_of(args[0], result) if function is Tensor.__repr__ else result
         with DisableTorchFunctionSubclass():
@@ -87,16 +87,16 @@ class Answered(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...], kwargs: dict[Any, Any]
     ) -> Any:
-        """Is never called: Dynamo takes what has none for a tensor of its own kind, and cannot compile it."""
+        """Is never called. Without it, Dynamo takes the class for a tensor of its own kind, and cannot compile it."""
         return func(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """As a plain tensor."""
+        """Pickle this as a plain tensor."""
         return _plainly(self).__reduce_ex__(protocol)
 
 
 class NoNode:
-    """In the place of a gradient function that is never called: there is one, as `DistributedDataParallel` asks."""
+    """Stands for a gradient function that is never called: `DistributedDataParallel` asks whether there is one."""
 
     def __init__(self, layout: Tensor) -> None:
         self._layout = layout
@@ -106,7 +106,7 @@ class NoNode:
 
 
 def _plainly(value: Any) -> Any:
-    """The plain tensor that shares values and graph with *value*, if that is an answered one."""
+    """*value*; for an `Answered`, the plain tensor that shares its values and graph."""
     if not isinstance(value, Answered):
         return value
     with DisableTorchFunctionSubclass(), torch.enable_grad():
@@ -114,7 +114,7 @@ def _plainly(value: Any) -> Any:
 
 
 def _with_node_of(tensor: Answered, text: str) -> str:
-    """*text*, which was printed of an alias, with the gradient function of *tensor*, if it has one."""
+    """*text*, the repr of an alias of *tensor*, with the gradient function of *tensor* in it, if it has one."""
     with DisableTorchFunctionSubclass():
         node = tensor.grad_fn
     shown = "requires_grad=True" if node is None else f"grad_fn=<{type(node).__name__}>"
@@ -130,7 +130,7 @@ class Unknown(Tensor):
     def __torch_function__(
         cls, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Answer what is about the gradient; refuse the rest."""
+        """Answer questions about the gradient that need no values; refuse the rest."""
         with DisableTorchFunctionSubclass():
             if function in ABOUT:
                 return function(*args, **(kwargs or {}))
@@ -140,7 +140,7 @@ class Unknown(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Refuse what is called below autograd."""
+        """Refuse operations that are called below autograd."""
         if func is DEVICE:
             return args[0]._device
         gradient = next(leaf for leaf in leaves((tuple(args), kwargs)) if isinstance(leaf, Unknown))
@@ -148,9 +148,9 @@ class Unknown(Tensor):
 
 
 def hooked(hooks: OrderedDict[int, Hook], layout: Tensor, hook: Hook) -> RemovableHandle:
-    """Add *hook* to *hooks*, those of the lazy tensor of this *layout*."""
+    """Add *hook* to *hooks*, those of the lazy tensor with this *layout*."""
     if getattr(hook, "__module__", None) == register_multi_grad_hook.__module__:
-        # It asks in the backward whether the gradient function runs.
+        # Such a hook asks in the backward whether the gradient function runs.
         raise never_computed(register_multi_grad_hook.__name__, layout)
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
@@ -158,7 +158,7 @@ def hooked(hooks: OrderedDict[int, Hook], layout: Tensor, hook: Hook) -> Removab
 
 
 def call_hooks(hooks: Mapping[int, Hook], layout: Tensor, device: torch.device) -> None:
-    """Call *hooks* with a gradient that is not known."""
+    """Call *hooks* with an unknown gradient."""
     for hook in tuple(hooks.values()):
         unknown = cast("Unknown", without_memory(Unknown, layout))
         unknown._device = device
@@ -168,10 +168,10 @@ def call_hooks(hooks: Mapping[int, Hook], layout: Tensor, device: torch.device) 
 
 
 def never_computed(what: str, layout: Tensor) -> RuntimeError:
-    """What is raised where *what* asks for the gradient of the lazy tensor of this *layout*."""
+    """The error to raise if *what* asks for the gradient of the lazy tensor with this *layout*."""
     return RuntimeError(
-        f"{what} asks for the gradient of a lazy {shape_of(layout)}, from which a result was computed without it: ask "
-        "before that, call .detach() on it before that, or undo the kernel"
+        f"{what} asks for the gradient of a lazy {shape_of(layout)}, but a result was computed without that tensor: "
+        "ask, or call .detach() on the tensor, before that, or undo the kernel"
     )
 
 

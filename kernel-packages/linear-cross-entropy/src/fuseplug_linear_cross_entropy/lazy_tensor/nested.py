@@ -1,4 +1,4 @@
-"""What lies in the tuples, lists and dicts that a torch function takes or gives."""
+"""Looks into the nested tuples, lists and dicts that torch functions take and return."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What lies in *value* and is no tuple, list or dict itself."""
+    """All items inside *value*, or *value* itself, that are no tuples, lists or dicts."""
     if isinstance(value, dict):
         value = list(value.values())
     if not isinstance(value, tuple | list):

@@ -1,4 +1,4 @@
-"""What is known of lazy tensors, and how those that come from one call become real."""
+"""The records of lazy tensors, and how the lazy tensors that come from one call become real."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ Make = Callable[..., Tensor]
 
 
 class Realised(Protocol):
-    """What is told that a lazy tensor was computed after all."""
+    """Is told when a lazy tensor is computed after all."""
 
     def real(self, why: str) -> None:
-        """Take note of it; *why* is the name of what needed the values."""
+        """Take note that *why*, the name of a function, needed the values."""
 
 
 class Record:
-    """What is known of a lazy tensor.
+    """The state of one lazy tensor.
 
     Attributes:
-        family: That of all lazy tensors of one call.
-        make: Computes it from *inputs*.
-        replay: Computes it from the tensor that it was made from, and *further* ones.
-        inputs: All that it depends on.
-        layout: It, on meta.
-        parent: What it was made from, if not from the call itself.
-        facts: What the subclass keeps.
-        autocast: Of the moment when it was made.
-        recorded: Whether its graph is that of *make*. Made in an `autograd.Function`, it gets that function's.
-        kept: Whether somebody copied it to keep it.
-        answered: Whether a result was computed without it.
-        device: Where it is.
-        hooks: What is called in the backward of such a result.
-        values: What it is below autograd, while it becomes real.
-        became: The real tensor, for what still refers to the lazy one: what was saved for a backward.
-        failed: Why it could not become real with the others.
+        family: All lazy tensors that come from the same call.
+        make: Computes the tensor from *inputs*.
+        replay: Computes the tensor from its *parent* and *further* tensors; without a parent, from *inputs*.
+        inputs: All tensors that it depends on.
+        layout: The tensor on meta.
+        parent: The lazy tensor that it was made from; ``None`` if it comes from the call itself.
+        facts: The data of the subclass.
+        autocast: The autocast in force when it was made.
+        recorded: Whether its graph is that of *make*. A tensor made in an `autograd.Function` gets that function's.
+        kept: Whether it is a copy, which somebody may have made to keep.
+        answered: Whether a result was computed without its values.
+        device: Its device.
+        hooks: The hooks that the backward of such a result calls.
+        values: Its values below autograd, while it becomes real.
+        became: The real tensor, for code that still has the lazy one, because it saved that for a backward.
+        failed: The error if it could not become real with the others.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Record:
         self.failed: RuntimeError | None = None
 
     def all_remembered(self) -> list[Remembered]:
-        """What its inputs were, while it is lazy."""
+        """The inputs as they were in the call; only while the tensor is lazy."""
         before = self.family.inputs if self.parent is None else self.parent._record.all_remembered()
         return [*before, *self.remembered]
 
@@ -100,7 +100,7 @@ class Record:
                 )
 
     def become_real(self, lazy: Recorded, why: str) -> None:
-        """Make *lazy*, whose record this is, the tensor that it stands for."""
+        """Turn *lazy*, whose record this is, into the tensor that it stands for."""
         if isinstance(self.parent, Recorded):
             self.failed = self.parent._record.failed
             return
@@ -113,7 +113,7 @@ class Record:
         with torch.set_grad_enabled(self.recorded), under(self.autocast):
             real = self.replay(*tensors)
         if not self.recorded:
-            # By `__torch_dispatch__`, so that the gradient goes through what passed it on.
+            # Through `__torch_dispatch__`, so that the gradient passes the `autograd.Function` that passed *lazy* on.
             self.values = real
             real = torch.clone(lazy)
         elif any(real is tensor for tensor in tensors):
@@ -136,7 +136,7 @@ class Record:
             )
         if self.became._version != self.version:
             raise RuntimeError(
-                f"{why} needs a lazy {shape_of(self.layout)} as an autograd.Function saved it, and it was written into "
+                f"{why} needs a lazy {shape_of(self.layout)} that an autograd.Function saved, but it was written into "
                 "since: save a clone of it"
             )
         return self.became
@@ -153,12 +153,12 @@ class Record:
 
 
 class Recorded(Tensor):
-    """A tensor that has a record, as long as it is lazy; then it is no more of this class."""
+    """A tensor that has a record. Once it is real, it is no longer of this class."""
 
     _record: Record
 
     def _forgo(self) -> list[Recorded]:
-        """Note that a result does without this and all that it was made from: their gradients are never known."""
+        """Note that a result is computed without this tensor and its ancestors: their gradients are never known."""
         lazies: list[Recorded] = []
         lazy: Tensor | None = self
         while isinstance(lazy, Recorded):
@@ -169,13 +169,13 @@ class Recorded(Tensor):
 
 
 class Family:
-    """All lazy tensors that come from one call; one of them becomes real with all others.
+    """All lazy tensors that come from one call. They become real together.
 
     Attributes:
-        inputs: Those of the call.
+        inputs: The inputs of the call.
         members: The lazy tensors, in the order in which they were made.
-        lock: Whoever makes them real.
-        told: Who is told.
+        lock: Held by the thread that makes them real.
+        told: Is told when they become real.
     """
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
@@ -187,7 +187,7 @@ class Family:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def become_real(self, why: str, needed: Record) -> None:
-        """Make all lazy tensors real, for *why* needs that of the record *needed*."""
+        """Make all lazy tensors real, because *why* needs the values of the one with the record *needed*."""
         with self.lock, as_in_forward():
             if needed.failed is None:
                 needed.check(why, self.inputs)
@@ -202,17 +202,17 @@ class Family:
             raise needed.failed
 
     def read_kept(self) -> None:
-        """Make them real if somebody keeps a copy."""
+        """Make all lazy tensors real if one of them is a copy."""
         for member in tuple(self.members):
             lazy = member()
             if isinstance(lazy, Recorded) and lazy._record.kept:
-                with contextlib.suppress(RuntimeError):  # Who uses it, is told.
+                with contextlib.suppress(RuntimeError):  # Whoever uses the copy gets the error.
                     self.become_real("optimizer.step", lazy._record)
                 return
 
 
 class Standing(torch.autograd.Function):
-    """Gives the lazy tensor a gradient function, for an `autograd.Function` that is applied to it."""
+    """Gives a lazy tensor a gradient function, for an `autograd.Function` that is applied to the tensor."""
 
     @staticmethod
     def forward(ctx: Any, cls: type[Recorded], record: Record, *inputs: Tensor | None) -> Tensor:
@@ -228,7 +228,7 @@ class Standing(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The gradients of the inputs, as the original has them: it is run again."""
+        """The gradients of the inputs, from running the original again."""
         if gradient is None:
             return None, None, *(None for _ in ctx.present)
         for tensor, sample in zip(ctx.saved_tensors, ctx.samples, strict=True):
@@ -249,10 +249,10 @@ class Standing(torch.autograd.Function):
 
 @contextlib.contextmanager
 def as_in_forward() -> Iterator[None]:
-    """Operations are recorded as in the call, whatever surrounds the use.
+    """Record operations as in the call, whatever surrounds the use.
 
-    What is saved for the backward is kept as it is: checkpointing counts what is saved inside it, and would not find
-    it again when it runs the same code with a tensor that has been computed by then.
+    Tensors are saved for the backward without the hooks of others. Checkpointing counts the tensors that are saved
+    inside it. It would miss these when it runs the same code again, because the lazy tensor is real by then.
     """
     hooks: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if _saves_are_hooked():
@@ -270,7 +270,7 @@ def as_in_forward() -> Iterator[None]:
 
 
 def _saves_are_hooked() -> bool:
-    """Whether somebody, `torch.utils.checkpoint` for one, sees here what is saved for a backward."""
+    """Whether hooks, such as those of `torch.utils.checkpoint`, now see the tensors that are saved for a backward."""
     try:
         with disable_saved_tensors_hooks("Nothing is saved here."):
             return False
@@ -279,6 +279,6 @@ def _saves_are_hooked() -> bool:
 
 
 def under(autocast: tuple[str, bool, torch.dtype]) -> torch.autocast:
-    """The autocast that was in force: a device type, whether it was on, and its dtype."""
+    """A context with the given *autocast*: a device type, whether it is on, and its dtype."""
     kind, enabled, dtype = autocast
     return torch.autocast(kind, dtype=dtype if enabled else None, enabled=enabled)

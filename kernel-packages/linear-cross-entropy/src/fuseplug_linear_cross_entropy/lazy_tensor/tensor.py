@@ -1,4 +1,4 @@
-"""A tensor that is computed when something needs its values, and need not be computed if nothing does."""
+"""A tensor that is computed only when something needs its values."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
 
 class LazyTensor(Recorded):
-    """The result of a method, computed when something needs its values.
+    """The result of a method, computed only when something needs its values.
 
-    It has the shape, strides, dtype and device of the result. It stays lazy while it is asked about these, converted
-    on its device, copied, or does what a subclass says in `foreseen`. Anything else makes it real first, together with
-    all lazy tensors that come from the same call, in their order: the original's code is run on the inputs of the
-    call, and the Python objects become what it returns, plain tensors with the same views, versions and graph. So
-    values and gradients are those of the original, bit for bit.
+    It has the shape, strides, dtype and device of the result. It stays lazy while code asks about these, converts it on
+    its device, copies it, or does something that a subclass answers in `foreseen`. Any other use first makes it real,
+    together with all lazy tensors that come from the same call, in the order in which they were made: the original's
+    code runs on the inputs of the call, and the Python objects become the tensors that it returns, plain ones with the
+    same views, versions and graph. So values and gradients are those of the original, bit for bit.
 
-    Two uses raise a `RuntimeError`, because no right answer exists any more: a use of the values after an input of the
-    call was changed, and a use of the gradient of the tensor itself after `foreseen` answered without it. A hook on the
-    tensor is called in the backward nevertheless, as those that only wait for it need (`fully_shard`).
+    Two uses raise a `RuntimeError`, because no right answer exists any more: using the values after an input of the
+    call was changed, and using the gradient of the tensor itself after `foreseen` answered without it. The backward
+    still calls hooks on the tensor, because some hooks only wait for the gradient (`fully_shard`).
     """
 
     @classmethod
     def standing_for(cls, make: Make, *inputs: Tensor | None, **facts: Any) -> Self:
-        """Make one in the place of ``make(*inputs)``.
+        """Make a lazy tensor in the place of ``make(*inputs)``.
 
         Args:
-            make: The original's code. It must give the same for the same inputs, have no side effects, and compute the
-                shape, strides and dtype of the result on meta. It is run under the autocast of now.
-            *inputs: All tensors that it reads, dense and plain. ``None`` is passed on.
-            **facts: What the subclass wants to know later.
+            make: The original's code. It must give the same result for the same inputs, have no side effects, and
+                compute the shape, strides and dtype of the result on meta. It will run under the present autocast.
+            *inputs: All tensors that *make* reads, dense and plain. ``None`` is passed on.
+            **facts: Data that the subclass needs later.
 
         Returns:
             The lazy tensor; ``NotImplemented`` if a result cannot be lazy here, because no gradient is recorded, an
@@ -80,22 +80,22 @@ class LazyTensor(Recorded):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What the subclass keeps, as given to `standing_for` and `then`."""
+        """The data of the subclass, as given to `standing_for` and `then`."""
         return self._record.facts
 
     def foreseen(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Answer a call of a torch function with this among its arguments, without the values. For subclasses.
+        """Answer, without the values, a call of a torch function that takes this tensor. For subclasses.
 
         Args:
             function: As in ``__torch_function__``: ``torch.Tensor.view``, ``torch.nn.functional.cross_entropy``, …
-                Every conversion comes as ``Tensor.to(self, dtype)``, with ``copy=True`` if it is the dtype of this, or
-                as ``Tensor.clone(self)``, and needs no answer.
+                Every conversion comes as ``Tensor.to(self, dtype)``, with ``copy=True`` if this tensor has the dtype,
+                or as ``Tensor.clone(self)``. Conversions need no answer.
             args: Its arguments.
             kwargs: Its keyword arguments.
 
         Returns:
-            What `then` makes, a tuple of such, or anything computed from the inputs in another way; or
-            ``NotImplemented``, for the real tensor to be used.
+            A result of `then`, a tuple of these, or anything computed from the inputs in another way;
+            ``NotImplemented`` if the real tensor is needed.
         """
         del function, args, kwargs
         return NotImplemented
@@ -109,27 +109,27 @@ class LazyTensor(Recorded):
         into: type[LazyTensor] | None = None,
         **facts: Any,
     ) -> LazyTensor:
-        """The lazy result of ``function(*args, **kwargs)``, which is run when something needs the values.
+        """The lazy result of ``function(*args, **kwargs)``, which runs when something needs the values.
 
         Args:
-            function: A torch function without side effects that gives one tensor.
+            function: A torch function without side effects that returns one tensor.
             args: Its arguments. Other tensors among them are inputs, too.
             kwargs: Its keyword arguments, likewise.
-            into: The class of the result; by default that of this.
-            **facts: What is otherwise known of the result than of this.
+            into: The class of the result; by default the class of this tensor.
+            **facts: The data of the result, where they differ from those of this tensor.
 
         Returns:
             The lazy tensor; ``NotImplemented`` if one of the other tensors is not dense and plain.
 
         Raises:
-            Exception: What *function* raises on a tensor of this shape.
+            Exception: Anything that *function* raises on a tensor of this shape.
         """
         call = (tuple(args), dict(kwargs))
         others = {id(leaf): leaf for leaf in leaves(call) if isinstance(leaf, Tensor) and leaf is not self}
         if not all(map(_plain, others.values())):
             return cast("LazyTensor", NotImplemented)
         numbers = {key: number for number, key in enumerate((id(self), *others))}
-        # Without this tensor, which would be kept alive.
+        # The form leaves this tensor out, because it would keep the tensor alive.
         form = mapped(lambda leaf: _Place(numbers[id(leaf)]) if id(leaf) in numbers else leaf, call)
 
         def replay(*tensors: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class LazyTensor(Recorded):
         with torch.no_grad():
             layout = replay(of.layout, *(tensor.detach().to("meta") for tensor in further))
         if layout is of.layout:
-            return self  # As a flatten of one dimension has it.
+            return self  # For example, for a flatten of one dimension.
         inputs, facts = (*of.inputs, *further), {**of.facts, **facts}
         record = Record(
             of.family, whole, replay=replay, inputs=inputs, layout=layout, parent=self, facts=facts, further=further
@@ -157,10 +157,10 @@ class LazyTensor(Recorded):
         return (into or type(self))._new(record)
 
     def computed(self, why: str = "computed()") -> Tensor:
-        """This, once it is real: a plain tensor from then on.
+        """Make this tensor real, and return it: a plain tensor from now on.
 
         Raises:
-            RuntimeError: If an input was changed since.
+            RuntimeError: If an input has changed since the call.
         """
         record: Record | None = vars(self).get("_record")
         if record is not None and record.became is None:
@@ -171,21 +171,21 @@ class LazyTensor(Recorded):
         """Raise a `RuntimeError` if an input is no longer what it was in the call.
 
         Args:
-            why: What needs the values.
+            why: The name of the function that needs the values.
             since: The number of the first input to check.
             waiting: As in `Remembered.change`.
         """
         self._record.check(why, self._record.all_remembered()[since:], waiting=waiting)
 
     def counted_by(self, told: Realised) -> None:
-        """Have *told* know when this, or anything made from it, is computed after all."""
+        """Tell *told* when this tensor, or one that was made from it, is computed after all."""
         self._record.family.told = told
 
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Answer what is known without the values, or make all lazy tensors real and run *function*."""
+        """Answer without the values, or make all lazy tensors real and run *function*."""
         kwargs = kwargs or {}
         if function in ABOUT:
             with DisableTorchFunctionSubclass():
@@ -215,7 +215,7 @@ class LazyTensor(Recorded):
         return function(*args, **kwargs)
 
     def _answer(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What *function* gives without the values; ``NotImplemented`` if it needs them."""
+        """The result of *function* without the values; ``NotImplemented`` if it needs them."""
         record = self._record
         if function == BASE and not record.layout._is_view():
             return None  # `fully_shard` asks.
@@ -234,7 +234,7 @@ class LazyTensor(Recorded):
             answer = self.foreseen(function, args, kwargs)
         if answer is NotImplemented or all(isinstance(leaf, LazyTensor) for leaf in leaves(answer)):
             return answer
-        # An accelerator is not waited for in a forward.
+        # A forward does not wait for an accelerator.
         self.check_inputs(name_of(function), waiting=False)
         lazies = self._forgo() if _has_gradient(answer) else []
 
@@ -246,13 +246,13 @@ class LazyTensor(Recorded):
         return mapped(linked, answer)
 
     def _converted(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """This in another dtype, a copy of it or itself, if *function* is a conversion on this device."""
+        """This tensor in another dtype, a copy of it, or itself, if *function* is a conversion on its device."""
         if function is Tensor.contiguous and len(args) == 1 and not kwargs and self.is_contiguous():
             return self
         is_conversion = function in CONVERSIONS or function is getattr(Tensor, self.device.type, None)
         if not is_conversion or not args or args[0] is not self or "memory_format" in kwargs:
             return NotImplemented
-        # What it does to a tensor without elements, it does to this.
+        # A conversion does to this tensor what it does to one without elements.
         empty = torch.empty((0,) * self.dim(), dtype=self.dtype, device=self.device)
         converted = function(empty, *args[1:], **kwargs)
         if converted is empty:
@@ -270,7 +270,7 @@ class LazyTensor(Recorded):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...], kwargs: dict[Any, Any]
     ) -> Any:
-        """Use the values, where an operation is called below autograd, from C++."""
+        """Use the values if C++ calls an operation below autograd."""
         if func is DEVICE:
             return args[0]._record.device
         written = itertools.compress(args, writes_to(func))
@@ -285,16 +285,16 @@ class LazyTensor(Recorded):
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a call takes its tensor of a *number*."""
+    """A place in a call's arguments, for the tensor with this *number*."""
 
     number: int
 
 
 def _has_gradient(answer: Any) -> bool:
-    """Whether *answer* may have a gradient, that of numbers of words being none."""
+    """Whether *answer* may have a gradient; the numbers of words have none."""
     return any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves(answer))
 
 
 def _plain(tensor: Tensor) -> bool:
-    """Whether *tensor* has values of its own that nobody else answers for."""
+    """Whether *tensor* has values of its own, and no subclass answers for it."""
     return type(tensor) in _PLAIN and not tensor.is_inference() and tensor.device.type != "meta"

@@ -1,4 +1,4 @@
-"""Whether a tensor still has the values that it had when something was left uncomputed from it."""
+"""Tells whether a tensor still has the values that it had when a result was left uncomputed from it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ..torch_private import storage_id
 __all__ = ["InputReader", "Remembered", "has_sample", "read_before_steps"]
 
 SAMPLED = 4096
-"""How many elements of a tensor are kept: all of a small one, and some of every part of a large one."""
+"""About how many elements of a tensor are sampled: all of a small one, and some of every part of a large one."""
 
 
 class Remembered:
-    """What a tensor was, to be compared with what it is.
+    """The earlier state of a tensor, to be compared with its present state.
 
     A write by an operation of torch counts in the tensor's version, and an assignment to its ``data`` gives it other
-    memory. A write through ``tensor.data`` or a foreign pointer leaves neither trace: for that a sample of the elements
-    is kept, on the tensor's device, where taking it waits for nothing. A write that leaves every sampled element as it
-    was is not seen, unless it is the step of an optimizer that owns the tensor.
+    memory. A write through ``tensor.data`` or a foreign pointer leaves neither trace. To see such writes, a sample of
+    the elements is kept on the tensor's device, where taking it waits for nothing. A write that changes no sampled
+    element is not seen, unless it is the step of an optimizer that owns the tensor.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -41,10 +41,10 @@ class Remembered:
         self.stepped = False
 
     def change(self, *, waiting: bool = True) -> str:
-        """What was done to the tensor since: a verb for a message; ``""`` if it is what it was.
+        """What has been done to the tensor since, as a verb for a message; ``""`` if nothing has.
 
         Args:
-            waiting: Whether the sample is compared on an accelerator too, which waits for the device.
+            waiting: Whether to compare the sample on an accelerator, too, which waits for the device.
         """
         tensor = self.tensor
         if tensor.numel() and tensor.untyped_storage().size() == 0:
@@ -57,14 +57,14 @@ class Remembered:
 
 
 class InputReader(Protocol):
-    """Something that was left uncomputed from tensors."""
+    """Results that were left uncomputed, and the tensors from which to compute them."""
 
     @property
     def inputs(self) -> Sequence[Remembered]:
-        """What the tensors were."""
+        """The tensors, as they were."""
 
     def read_kept(self) -> None:
-        """Compute what somebody keeps, now that the inputs are about to change."""
+        """Compute the results if somebody keeps a copy, because the inputs are about to change."""
 
 
 _LOCK = ProcessLock()
@@ -72,7 +72,7 @@ _readers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def read_before_steps(reader: InputReader) -> None:
-    """Have *reader* told before the steps of optimizers that own one of its inputs, which are marked after it."""
+    """Call *reader* before each step of an optimizer that owns one of its inputs; mark these inputs after the step."""
     _hook_optimizers()
     with _LOCK:
         _readers.add(reader)
@@ -80,7 +80,7 @@ def read_before_steps(reader: InputReader) -> None:
 
 @functools.cache
 def _hook_optimizers() -> None:
-    # Once for the process. Taken off again, they would change a dict that an optimizer may be walking through.
+    # Once for the process. Removing the hooks again would change a dict over which an optimizer may be iterating.
     register_optimizer_step_pre_hook(_before)
     register_optimizer_step_post_hook(_after)
 
@@ -97,7 +97,7 @@ def _after(optimizer: Optimizer, *_arguments: Any) -> None:
 
 
 def _owned(optimizer: Optimizer) -> Iterable[tuple[InputReader, list[Remembered]]]:
-    """The readers with an input that *optimizer* owns, and these inputs."""
+    """The readers with inputs that *optimizer* owns, each with these inputs."""
     with _LOCK:
         readers = list(_readers)
     owned = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]} if readers else ()
@@ -108,7 +108,7 @@ def _owned(optimizer: Optimizer) -> Iterable[tuple[InputReader, list[Remembered]
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    """Some elements of *tensor*, copied: an odd number apart, so that all columns of a matrix have their turn."""
+    """A copy of some elements of *tensor*, an odd number apart, so that all columns of a matrix have their turn."""
     with torch.no_grad():
         tensor, count = tensor.detach(), tensor.numel()
         step = count // SAMPLED | 1

@@ -1,4 +1,4 @@
-"""Where the head of a model is found, and what becomes of its logits."""
+"""Finds the head of a model, and makes its logits lazy."""
 
 from .structure import match
 

@@ -1,4 +1,4 @@
-"""The logits of a head, until something needs their values; their cross-entropy does not."""
+"""Lazy logits of a head, whose cross-entropy is computed without their values."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def lazy_linear(compute: Compute, hidden: Tensor, weight: Tensor, bias: Tensor |
 
 
 class LazyLogits(LazyRows):
-    """Logits that answer what models do between head and loss.
+    """Logits that stay lazy through what models do between head and loss.
 
-    They are widened, scaled, capped and added to; whole rows are moved and chosen; the vocabulary is cut; and the loss
-    is taken, or the logarithm of the softmax, of which trainers make a loss of their own.
+    Models widen, scale and cap logits, and add to them. They move and choose whole rows, and cut the vocabulary. They
+    take the loss, or the logarithm of the softmax, from which trainers make their own losses.
     """
 
     def foreseen(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Answer without the values, or ``NotImplemented``."""
+        """Answer without the values, or return ``NotImplemented``."""
         if not args or args[0] is not self:
             if "input" in kwargs and kwargs["input"] is self and not args:
                 args, kwargs = (self,), {name: value for name, value in kwargs.items() if name != "input"}
@@ -71,7 +71,7 @@ class LazyLogits(LazyRows):
         return self.rearranged(function, args[1:], kwargs)
 
     def _cut(self, logits: Logits, key: Any) -> Logits | None:
-        """The logits of ``self[key]``, if that takes the same range of each row."""
+        """The logits of ``self[key]``, if the key takes the same range of each row; else ``None``."""
         keys = key if isinstance(key, tuple) else (key,)
         if any(isinstance(item, Tensor) for item in keys):
             return None
@@ -85,17 +85,17 @@ class LazyLogits(LazyRows):
         return replace(logits, rows=moved, weight=logits.weight[columns], bias=bias)
 
     def _gather(self, _function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """One of each row, from which trainers take the `_logsumexp`."""
+        """One logit of each row, from which trainers subtract the `_logsumexp`."""
         labels, logits = labels_of(self, args, kwargs), self.facts["logits"]
         try:
             wanted = labels is not None and self.dtype is torch.float32
             selected = logits.logits_of_labels(labels) if wanted else None
         except IndexError:
-            return NotImplemented  # No word: the original says so.
+            return NotImplemented  # A label is no word: the original says so.
         return NotImplemented if selected is None else selected.unsqueeze(-1)
 
     def _logsumexp(self, _function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """That of each row, if `_gather` has found it."""
+        """The logsumexp of each row, if `_gather` has found it."""
         arguments, logits = bound(args, kwargs, "dim", "keepdim"), self.facts["logits"]
         values = logits.logsumexps.of(logits)
         if arguments is None or values is None or not are_words(arguments.get("dim"), self):
@@ -103,7 +103,7 @@ class LazyLogits(LazyRows):
         return values.unsqueeze(-1) if arguments.get("keepdim") else values
 
     def _argmax(self, _function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The likeliest word of each row, as trainers compare it with the label."""
+        """The likeliest word of each row, which trainers compare with the label."""
         arguments = bound(args, kwargs, "dim", "keepdim")
         if arguments is None or not are_words(arguments.get("dim"), self):
             return NotImplemented
@@ -149,12 +149,12 @@ _REDUCING: dict[Any, Callable[..., Any]] = {
     Tensor.logsumexp: LazyLogits._logsumexp,
     torch.logsumexp: LazyLogits._logsumexp,
 }
-"""What is known of a row from the kernel, or is made of all its words."""
+"""Functions whose results are made of all words of a row, or that the kernel can answer for each row."""
 _TANH = frozenset({torch.tanh, Tensor.tanh, functional.tanh})
 
 
 def _steps(lazy: LazyLogits, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Step, ...] | None:
-    """The steps that *function* does to each logit; ``None`` if it does something else."""
+    """The steps that *function* applies to each logit; ``None`` if it does something else."""
     rest = args[1:] if args[0] is lazy else args[:1]
     if function in _SCALING:
         number: Any = rest[0] if len(rest) == 1 and not kwargs else None
@@ -172,7 +172,7 @@ def _steps(lazy: LazyLogits, function: Any, args: Sequence[Any], kwargs: Mapping
 
 
 def _added(tensor: LazyLogits, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logits | None:
-    """The logits of *tensor* with a vector added to each row, as a bias; ``None`` if something else is added."""
+    """The logits of *tensor*, with the vector that is added to each row as a bias; ``None`` for any other addition."""
     logits: Logits = tensor.facts["logits"]
     added = args[1] if args[0] is tensor else args[0]
     if (
@@ -194,7 +194,7 @@ def _added(tensor: LazyLogits, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def _columns(keys: Sequence[Any], tensor: Tensor) -> slice | None:
-    """The range of the vocabulary that an index takes; ``None`` if it takes all, or something else than a range."""
+    """The range of the vocabulary that an index takes; ``None`` if it takes all of it, or anything but a range."""
     last = keys[-1] if keys else None
     counted = sum(key is not None and key is not Ellipsis for key in keys)
     reached = counted == tensor.dim() or (Ellipsis in keys and keys[-1] is not Ellipsis)

@@ -1,4 +1,4 @@
-"""The log-probabilities of all words, until something needs them; those of labels, and sums over all words, do not."""
+"""Lazy log-probabilities of all words. Those of labels, and sums over all words, are computed without the others."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _SUM = frozenset({Tensor.sum, torch.sum})
 
 @dataclass
 class _Losses:
-    """What the kernel computed, kept for the next question.
+    """A result of the kernel, kept for the next question.
 
     Attributes:
-        rows: The `Logits.rows` that it was computed for.
-        even: The mean over all words of the negative log-probability, of the shape of *rows*.
+        rows: The `Logits.rows` for which it was computed.
+        even: The mean of the negative log-probabilities of all words, of the shape of *rows*.
     """
 
     rows: Tensor | None = None
@@ -35,13 +35,13 @@ class _Losses:
 class LazyLogProbs(LazyRows):
     """Log-probabilities, or their negatives.
 
-    Those of labels are gathered by the kernel, as reinforcement learning needs them. It finds the sums over all words
-    on the way, which the Trainer takes next where it has a ``label_smoothing_factor``.
+    The kernel gathers those of labels, which reinforcement learning needs. On the way, it finds the sums over all
+    words, which the Trainer takes next if it has a ``label_smoothing_factor``.
     """
 
     @classmethod
     def of(cls, lazy: LazyRows, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """``log_softmax(lazy, ...)`` of logits, over the words; ``NotImplemented`` if it is another."""
+        """``log_softmax(lazy, ...)`` of logits, over the words; ``NotImplemented`` for any other log-softmax."""
         arguments = bound(args, kwargs, "dim", also=("dtype", "_stacklevel"))
         logits: Logits = lazy.facts["logits"]
         if (
@@ -56,7 +56,7 @@ class LazyLogProbs(LazyRows):
         return lazy.then(function, args, kwargs, into=cls, logits=wide, sign=1.0, losses=_Losses())
 
     def foreseen(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Answer without the values, or ``NotImplemented``."""
+        """Answer without the values, or return ``NotImplemented``."""
         if not args or args[0] is not self:
             return NotImplemented
         if function in _NEGATIVE:
@@ -70,14 +70,14 @@ class LazyLogProbs(LazyRows):
         return self.rearranged(function, args[1:], kwargs)
 
     def _gather(self, labels: Tensor | None) -> Any:
-        """One of each row."""
+        """One log-probability of each row."""
         logits: Logits = self.facts["logits"]
         if labels is None:
             return NotImplemented
         try:
             of_label, even = logits.losses(labels, NOTHING_IGNORED, reduction="none", label_smoothing=None)
         except IndexError:
-            return NotImplemented  # No word: the original says so.
+            return NotImplemented  # A label is no word: the original says so.
         losses: _Losses = self.facts["losses"]
         losses.rows, losses.even = logits.rows, even
         return (of_label * -self.facts["sign"]).unsqueeze(-1).to(self.dtype)
@@ -116,7 +116,7 @@ class LazyLogProbs(LazyRows):
 
 
 def labels_of(lazy: LazyRows, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The label of each row, if ``gather(lazy, ...)`` takes one of each; ``None`` otherwise."""
+    """The label of each row, if ``gather(lazy, ...)`` takes one word of each row; ``None`` otherwise."""
     logits: Logits = lazy.facts["logits"]
     arguments = bound(args, kwargs, "dim", "index") or {}
     index = arguments.get("index")
@@ -134,7 +134,7 @@ def labels_of(lazy: LazyRows, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 def bound(
     args: Sequence[Any], kwargs: Mapping[str, Any], *names: str, also: Sequence[str] = ()
 ) -> dict[str, Any] | None:
-    """The arguments after the first, by name; ``None`` if there are others than *names* and, by keyword, *also*."""
+    """The arguments after the first, by name; ``None`` if any is not in *names*, nor, as a keyword, in *also*."""
     arguments = dict(zip(names, args[1:], strict=False)) | dict(kwargs)
     return arguments if len(args) <= 1 + len(names) and arguments.keys() <= {*names, *also} else None
 

@@ -1,4 +1,4 @@
-"""Rows of a number for each word, not yet computed, and which token each of them is of."""
+"""Lazy rows that have a number for each word, and the tokens to which they belong."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fuseplug_linear_cross_entropy.lazy_tensor import LazyTensor
 from ..reference import FLOAT, Reduction, Step, logits_of
 
 NOTHING_IGNORED = torch.iinfo(torch.int64).min
-"""The label to be ignored, where none is."""
+"""The label to ignore if none is to be ignored."""
 
 _FEW = 1 << 24
-"""Logits that are in memory at a time."""
+"""How many logits `Logits.largest` has in memory at a time."""
 
 
 @dataclass
@@ -28,15 +28,15 @@ class LogSumExps:
     """The logarithm of the sum of exponentials of some rows, kept for the next question.
 
     Attributes:
-        logits: What they were computed of; ``None`` before that.
-        values: In the order of ``logits.rows``, flat.
+        logits: The logits of these rows; ``None`` before anything was computed.
+        values: One number for each row, flat, in the order of ``logits.rows``.
     """
 
     logits: Logits | None = None
     values: Tensor | None = None
 
     def of(self, logits: Logits) -> Tensor | None:
-        """Those of the rows of *logits*; ``None`` if one of them was not computed."""
+        """The values for the rows of *logits*; ``None`` if one of them was not computed."""
         known, values = self.logits, self.values
         if known is None or values is None or known.head != logits.head:
             return None
@@ -48,19 +48,18 @@ class LogSumExps:
 
 @dataclass(frozen=True)
 class Logits:
-    """What is known of lazy logits, so that their loss can be computed without them.
+    """The facts about lazy logits from which their loss can be computed without them.
 
     Attributes:
         compute: The kernel, with the signature of `linear_cross_entropy`.
         hidden: ``(tokens, hidden)``: the input of the head.
         weight: ``(vocabulary, hidden)``: its weight.
         bias: ``(vocabulary,)``: its bias, or ``None``.
-        rows: Which token each row of logits is of, int64, of the shape of the logits without the last dimension; on the
-            CPU.
-        steps: What was done to each logit since.
-        checked: What the kernel was checked on besides: logits that went through a tanh (``"capped"``), or to which a
-            vector was added (``"added"``).
-        logsumexps: What was computed of these, and of others that were made of the same logits.
+        rows: The token of each row of logits, int64, on the CPU, of the shape of the logits without the last dimension.
+        steps: The steps that were applied to each logit since.
+        checked: Further uses on which the kernel was checked: logits that went through a tanh (``"capped"``), or to
+            which a vector was added (``"added"``).
+        logsumexps: Results for these logits, and for others that were made from the same ones.
     """
 
     compute: Compute
@@ -74,7 +73,7 @@ class Logits:
 
     @property
     def head(self) -> tuple[Any, ...]:
-        """What a row depends on besides its token; the tensors by identity."""
+        """All that a row depends on besides its token; the tensors by identity."""
         return id(self.hidden), id(self.weight), id(self.bias), self.steps
 
     @property
@@ -87,9 +86,9 @@ class Logits:
         return self.hidden[self.rows.to(self.hidden.device)]
 
     def are_labelled(self, labels: Any, *others: Any) -> bool:
-        """Whether *labels* has one for each of one line of rows, and all *others* are ``None``.
+        """Whether rows have one dimension, *labels* has a label for each, and all *others* are ``None``.
 
-        The others are what else torch's losses take and no kernel serves: ``weight``, ``size_average``, ``reduce``.
+        The others are arguments of torch's losses that no kernel serves: ``weight``, ``size_average``, ``reduce``.
         """
         return (
             all(other is None for other in others)
@@ -104,7 +103,7 @@ class Logits:
         """The logit of the label of each row, of the shape of `rows`; ``None`` if the kernel has no statistics.
 
         Raises:
-            IndexError: On a CPU, if a label is no word.
+            IndexError: On a CPU, if a label is not in the vocabulary.
         """
         if "statistics" not in inspect.signature(self.compute).parameters:
             return None
@@ -114,9 +113,9 @@ class Logits:
         return logsumexp - loss
 
     def largest(self) -> Tensor:
-        """Which logit of each row is the largest, the first of several, int64, of the shape of `rows`.
+        """The index of the largest logit of each row, or of the first of several, int64, of the shape of `rows`.
 
-        Computed for few rows at a time, whose logits are then dropped.
+        The logits are computed for a few rows at a time, and then dropped.
         """
         rows, few = self.of_rows.reshape(-1, self.hidden.shape[-1]), max(1, _FEW // len(self.weight))
         with torch.no_grad(), torch.autocast(self.hidden.device.type, enabled=False):
@@ -131,17 +130,17 @@ class Logits:
         label_smoothing: float | None,
         **statistics: Any,
     ) -> Tensor:
-        """The cross-entropy of all rows by the kernel, as `linear_cross_entropy` gives it.
+        """The cross-entropy of all rows, computed by the kernel: the result of `linear_cross_entropy`.
 
         Args:
-            labels: For each row, of the shape of `rows`.
-            ignore_index: As there.
-            reduction: As there.
-            label_smoothing: As there.
-            **statistics: As there.
+            labels: The label of each row, of the shape of `rows`.
+            ignore_index: As for `linear_cross_entropy`.
+            reduction: As for `linear_cross_entropy`.
+            label_smoothing: As for `linear_cross_entropy`.
+            **statistics: As for `linear_cross_entropy`.
         """
         kind = self.hidden.device.type
-        # Under autocast F.cross_entropy widens; the input of the head has its dtype already.
+        # Under autocast, F.cross_entropy widens. The input of the head already has the dtype of autocast.
         steps = (*self.steps, FLOAT) if torch.is_autocast_enabled(kind) else self.steps
         with torch.autocast(kind, enabled=False):
             losses: Tensor = self.compute(
@@ -159,7 +158,7 @@ class Logits:
 
 
 class LazyRows(LazyTensor):
-    """A lazy tensor of which whole rows are copied, moved and chosen, the words of each together."""
+    """A lazy tensor whose whole rows can be copied, moved and chosen; the words of a row stay together."""
 
     def rearranged(self, function: Any, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """``function(self, *rest, **kwargs)``, if whole rows are copied, moved or chosen; or ``NotImplemented``."""
@@ -175,26 +174,26 @@ class LazyRows(LazyTensor):
 
     @property
     def _rows(self) -> Tensor:
-        """As `Logits` has them. A view of these may be none of rows that lie otherwise: .float() closes gaps."""
+        """`Logits.rows`, contiguous if this tensor is: ``.float()`` closes gaps, and then allows more views."""
         rows: Tensor = self.facts["logits"].rows
         return rows.contiguous() if self.is_contiguous() else rows
 
     def _chosen(self, key: Any) -> Any:
-        """``self[key]``, if that is whole rows."""
+        """``self[key]``, if that takes whole rows."""
         keys = key if isinstance(key, tuple) else (key,)
         if not all(item is None or item is Ellipsis or type(item) in (int, slice, Tensor) for item in keys):
             return NotImplemented
         if not any(type(item) is Tensor for item in keys):
             moved = moved_rows(self._rows, self.shape[-1], Tensor.__getitem__, (key,), {})
             return NotImplemented if moved is None else self._with(moved, Tensor.__getitem__, (key,), {})
-        # Rows are chosen where they are kept. A mask is looked at anyway, to know how many it chooses.
+        # Rows are chosen on the CPU, where they are kept. A mask must be read anyway, to know how many it chooses.
         places = _places(keys, self._rows)
         if places is None:
             return NotImplemented
         return self._with(self._rows[places], Tensor.__getitem__, (places,), {})
 
     def _pieces(self, function: Any, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """``function(self, ...)``, a tuple, if each piece is of whole rows."""
+        """``function(self, ...)``, a tuple, if each piece has whole rows."""
         moved = _moved_pieces(self._rows, self.shape[-1], function, rest, kwargs)
         if moved is None:
             return NotImplemented
@@ -202,7 +201,7 @@ class LazyRows(LazyTensor):
         return tuple(self._with(rows, piece, rest, kwargs) for rows, piece in zip(moved, pieces, strict=True))
 
     def _with(self, rows: Tensor, function: Any, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """``function(self, *rest, **kwargs)``, which has the *rows*."""
+        """``function(self, *rest, **kwargs)``, whose result has the *rows*."""
         return self.then(function, (self, *rest), kwargs, logits=replace(self.facts["logits"], rows=rows))
 
 
@@ -230,7 +229,7 @@ def moved_rows(
 ) -> Tensor | None:
     """*rows* after *function*, if that only moves whole rows of logits; ``None`` otherwise.
 
-    The function is done to a tensor of the logits' shape that has the same number all along each row, in no memory.
+    The function is applied to a tensor of the logits' shape that repeats one number along each row, without memory.
     """
     if function in _REGROUPS:
         rows = rows.contiguous()
@@ -238,22 +237,22 @@ def moved_rows(
         return None
     spread = _spread(rows, vocabulary)
     try:
-        # The view of a reshape: a copy would have the size of the logits.
+        # A reshape must be a view: a copy would have the size of the logits.
         done = spread.view if function in (Tensor.reshape, torch.reshape) else None
         moved: Tensor = done(*rest, **kwargs) if done is not None else function(spread, *rest, **kwargs)
     except (RuntimeError, TypeError, IndexError, ValueError):
-        return None  # What is wrong with it, the real logits say.
+        return None  # The real logits say what is wrong.
     return moved[..., 0] if _is_whole(moved, vocabulary) else None
 
 
 def _moved_pieces(
     rows: Tensor, vocabulary: int, function: Any, rest: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[Tensor] | None:
-    """The *rows* of each piece that *function* gives; ``None`` if one is not of whole rows."""
+    """The *rows* of each piece that *function* gives; ``None`` if a piece does not have whole rows."""
     try:
         pieces = function(_spread(rows, vocabulary), *rest, **kwargs)
     except (RuntimeError, TypeError, IndexError, ValueError):
-        return None  # What is wrong with it, the real logits say.
+        return None  # The real logits say what is wrong.
     return [piece[..., 0] for piece in pieces] if all(_is_whole(piece, vocabulary) for piece in pieces) else None
 
 
@@ -262,7 +261,7 @@ def _piece(function: Callable[..., Sequence[Tensor]], number: int, *args: Any, *
 
 
 def _spread(rows: Tensor, vocabulary: int) -> Tensor:
-    """A tensor of the shape of logits that has the same number all along each row, in no memory."""
+    """A tensor of the logits' shape that repeats one number along each row, without memory."""
     return rows.unsqueeze(-1).expand(*rows.shape, vocabulary)
 
 
@@ -272,9 +271,9 @@ def _is_whole(moved: Tensor, vocabulary: int) -> bool:
 
 
 def _places(keys: Sequence[Any], rows: Tensor) -> tuple[Any, ...] | None:
-    """*keys* for *rows*, on the CPU, where those are; ``None`` if they are of another kind, or choose words as well.
+    """*keys* for *rows*, on the CPU like these; ``None`` if a key is of another kind, or if words are chosen as well.
 
-    A mask becomes the numbers of what it chooses. Each tensor is copied: it may be written into.
+    A mask becomes the indices that it chooses. Each tensor is copied, because somebody may write into it later.
     """
     places: list[Any] = []
     dimension = 0
@@ -287,7 +286,7 @@ def _places(keys: Sequence[Any], rows: Tensor) -> tuple[Any, ...] | None:
         elif key.dtype == torch.int64:
             places.append(key.to("cpu", copy=True))
         else:
-            return None  # What is wrong with it, the real logits say.
+            return None  # The real logits say what is wrong.
         dimension += key is not None
     if any(key is Ellipsis for key in places):
         return None

@@ -30,7 +30,7 @@ _WIDTH = 32
 
 @dataclass(frozen=True)
 class HeadAdapter(Adapter):
-    """Calls a linear cross-entropy in the place of a head and of the loss of its logits.
+    """Calls a linear cross-entropy in the place of a head and the loss of its logits.
 
     Attributes:
         variant: ``"linear"``; with a bias ``"linear-bias"``; with ``"-capped"`` where logits may be capped; with
@@ -56,8 +56,8 @@ class Mix(NamedTuple):
     """One combination to check.
 
     Attributes:
-        dtype: Of input and weight.
-        after: What the model does with the logits: a key of `AFTER`.
+        dtype: The dtype of input and weight.
+        after: The use that the model makes of the logits: a key of `AFTER`.
     """
 
     dtype: torch.dtype
@@ -65,7 +65,7 @@ class Mix(NamedTuple):
 
 
 def match(site: Site) -> list[Proposal] | Rejection | None:
-    """Say whether *site* is a model whose forward takes labels, and which module its head is."""
+    """Say whether *site* is a model whose forward takes labels, and which module is its head."""
     model = site.module
     if not _takes_labels(type(model)):
         return None
@@ -78,7 +78,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     if type(head).forward is not nn.Linear.forward:
         return Rejection(
             f"its head, {path}, is a {type(head).__module__}.{type(head).__qualname__}; a torch.nn.Linear is expected: "
-            "adapters and quantisation, if that is one, have to leave the head out"
+            "if an adapter or quantisation replaced the head, leave the head out of it"
         )
     weight = head.weight
     if not isinstance(weight, Tensor) or weight.dtype not in MODEL_DTYPES:
@@ -89,7 +89,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     dtypes = sorted(MODEL_DTYPES, key=lambda dtype: dtype is not weight.dtype)
     checked = [after for after, may in _RARE.items() if may(model, weight.shape[0])]
     afters = [after for after in AFTER if after not in _RARE or after in checked]
-    # All that is done with the logits in the dtype of the module; the usual in the others.
+    # Every use of the logits in the dtype of the module; only the usual one in the others.
     mixes = [Mix(dtypes[0], after) for after in afters] + [Mix(dtype, "shifted") for dtype in dtypes[1:]]
     variant = "-".join(["linear", *(["bias"] if bias else []), *checked])
     return [
@@ -98,7 +98,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             adapters=(HeadAdapter(variant, frozenset(checked)),),
             example=functools.partial(_example, bias),
             mixes=tuple(mixes),
-            # The logits, the product with each number of a softcap, the gradient of each, and the sum of a gradient.
+            # Of the logits, their products with a softcap's numbers, the gradient of each, and a gradient's sum.
             roundings=8.0,
             working_roundings=64.0,
             exact=False,
@@ -124,11 +124,11 @@ def _may_add(model: nn.Module, vocabulary: int) -> bool:
 
 
 _RARE: dict[str, Callable[[nn.Module, int], bool]] = {"capped": _may_cap, "added": _may_add}
-"""What only some models do with logits. Kernels are checked on it, and used for it, where the model may do it."""
+"""Uses of logits that only some models have. Kernels are checked on them, and serve them, if a model may have them."""
 
 
 def in_training(module: nn.Module, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call is one of training: it has labels, or the model is in training mode."""
+    """Whether a call belongs to training: it has labels, or the model is in training mode."""
     return module.training or any(arguments.get(name) is not None for name in LABELS)
 
 
@@ -141,7 +141,7 @@ def _takes_labels(cls: type[nn.Module]) -> bool:
 
 
 def _head_of(model: nn.Module) -> str | Rejection | None:
-    """The path of the head; why there is none to use; or ``None`` if the model has no head."""
+    """The path of the head; the reason why the head cannot be used; or ``None`` if the model has no head."""
     ask = getattr(type(model), "get_output_embeddings", None)
     if ask is None:
         return None
@@ -158,9 +158,10 @@ def _head_of(model: nn.Module) -> str | Rejection | None:
 def _example(bias: bool, mix: Mix, size: int, generator: torch.Generator) -> Example:
     """Hidden states ``(2, tokens, width)`` whose logits have several magnitudes, and a weight.
 
-    Few rows of a vocabulary so small that none compiles a program for them, however a check varies their number; or as
-    many of one that no kernel takes in one piece as none leaves to the reference.
-    Beyond that the rows are wider, for the logits are what takes time and memory.
+    A small *size* gives few rows of a vocabulary so small that no kernel compiles a program for them, however a check
+    varies their number. A larger one gives a vocabulary that no kernel takes in one piece, and so many rows that no
+    kernel leaves them to the reference. Beyond that, rows are wider instead of more, because logits take time and
+    memory.
     """
     vocabulary = 61 if size < 1 << 12 else 8209
     width = _WIDTH if size < 1 << 16 else 32 * _WIDTH
@@ -178,16 +179,16 @@ def _example(bias: bool, mix: Mix, size: int, generator: torch.Generator) -> Exa
 
 
 _SMOOTHING = 13 / 128
-"""Has few bits, like every number that the losses below share among all rows: rounded to half precision, it would be a
-bias of all of them. A power of two would leave the original nothing to round, and a kernel no tolerance.
+"""This has few bits, like every number that all rows of the losses below share: rounded to half precision, it would
+bias all rows. A power of two would leave the original nothing to round, and a kernel no tolerance.
 """
 
 
 def _labels(logits: Tensor) -> Tensor:
-    """A label for each row, the first of five and the last rows to be ignored, so that a power of two are left.
+    """A label for each row. The first of every five rows and the last rows are ignored, to leave a power of two.
 
-    What the gradients of all rows share, one part in as many, is then the same number in every dtype. Rounded, it would
-    be a bias of all of them.
+    The factor that the gradients of these rows share, one over their number, is then the same number in every dtype.
+    Rounded, it would bias all of them.
     """
     count = logits.shape[:-1].numel()
     labels = (torch.arange(count, device=logits.device) * 7919 + 3) % logits.shape[-1]
@@ -204,9 +205,9 @@ def _shifted(logits: Tensor) -> Tensor:
 
 
 def _summed(logits: Tensor) -> Tensor:
-    """Scaled, without the last token, summed and divided by a number of items, as a trainer has it.
+    """A trainer's loss of scaled logits, without the last token: summed, and divided by a number of items.
 
-    Also smoothed so; and as log-probabilities that trainers select.
+    The same is done with a smoothed loss, and with log-probabilities that trainers select.
     """
     logits = (logits * 0.25).float()
     cut = logits[..., :-1, :].contiguous() if logits.dim() > 1 else logits
@@ -221,7 +222,7 @@ def _summed(logits: Tensor) -> Tensor:
 
 
 def _capped(logits: Tensor) -> Tensor:
-    """Capped, and used twice: for the loss, and for a mean of the values."""
+    """Capped logits that are used twice: for the loss, and for a mean of the values."""
     logits = torch.tanh(logits / 3.0) * 3.0
     flat = logits.float().view(-1, logits.shape[-1])
     loss = functional.cross_entropy(flat, _labels(flat), label_smoothing=_SMOOTHING)
@@ -229,7 +230,7 @@ def _capped(logits: Tensor) -> Tensor:
 
 
 def _added(logits: Tensor) -> Tensor:
-    """With a vector added to each row."""
+    """The usual loss, with a vector added to each row of the logits."""
     vector = torch.linspace(-2, 2, logits.shape[-1], dtype=logits.dtype, device=logits.device)
     return _shifted(logits + vector)
 
@@ -240,4 +241,4 @@ AFTER: dict[str, Callable[[Tensor], Tensor]] = {
     "capped": _capped,
     "added": _added,
 }
-"""What models do with logits, as far as it makes a difference for a kernel."""
+"""The uses that models make of logits, as far as they make a difference to a kernel."""

@@ -1,1 +1,1 @@
-"""How it is computed: a module for each backend, with the function that its kernel names."""
+"""The implementations: a module for each backend, with the function that its kernel names."""

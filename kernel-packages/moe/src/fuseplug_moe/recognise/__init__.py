@@ -1,4 +1,4 @@
-"""Where a mixture of experts is found in a module, how it is called, and on what examples it is tried."""
+"""How mixtures of experts are recognised: where a module has one, how to call it, and which examples to try."""
 
 from .structure import match
 

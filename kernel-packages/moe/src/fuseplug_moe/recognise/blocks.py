@@ -1,4 +1,4 @@
-"""What a block says of its experts: by its signature, its attributes, its children and their shapes."""
+"""What the signature, attributes, children and shapes of a block say about its experts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 def linear_of(router: nn.Module, experts: int) -> Any:
-    """The layer of *router* that gives a logit for each of so many experts, itself perhaps; ``None`` if none does."""
+    """The layer of *router*, or *router* itself, that gives a logit for each expert; ``None`` if none does."""
     return next((module for module in router.modules() if getattr(module, "out_features", None) == experts), None)
 
 
@@ -26,19 +26,19 @@ def has_parameters(module: nn.Module) -> bool:
 
 
 def router_of(module: nn.Module, others: Container[str], experts: int) -> str | None:
-    """The child of *module*, not among *others*, that gives a logit for each of so many experts."""
+    """The child of *module*, not among *others*, that gives a logit for each of that many *experts*."""
     children = ((name, child) for name, child in module._modules.items() if child is not None and name not in others)
     return next((name for name, child in children if linear_of(child, experts) is not None), None)
 
 
 def takes(function: Callable[..., Any], number: int) -> bool:
-    """Whether *function*, a method, takes so many arguments and no others."""
+    """Whether *function*, a method, takes exactly *number* arguments, all positional."""
     _, *parameters = inspect.signature(function).parameters.values()
     return len(parameters) == number and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
 
 def top_k_of(module: nn.Module) -> str | None:
-    """The name of the number of experts that a token goes to: of *module*'s own, or of what it holds."""
+    """The attribute with the number of experts that a token goes to: *module*'s own, or one of an object it holds."""
     inner = {f"{name}.": vars(value) for name, value in vars(module).items() if hasattr(value, "__dict__")}
     for prefix, attributes in {"": vars(module), **inner}.items():
         for name, value in attributes.items():

@@ -1,4 +1,4 @@
-"""Which calls of experts are left to the original, and what the others compute beside the kernel."""
+"""Which calls of experts the original computes, and what other calls compute beside the kernel."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ PLAIN = (Tensor, nn.Parameter)
 
 
 def is_the_originals(x: Tensor) -> bool:
-    """Whether a call is the original's.
+    """Whether the original computes a call.
 
-    Tracers follow a list of experts with breaks only; and without a token it looks at no weight, and leaves each
-    without a gradient.
+    Tracers can follow a list of experts only with breaks. And without a token, the original looks at no weight, and
+    leaves every weight without a gradient.
     """
     return is_traced() or not x.numel()
 
 
 def passed(experts: range, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """What the experts with the numbers *experts* add: the rows as they are, weighted.
+    """The weighted sum of the experts numbered *experts*, which return their rows unchanged.
 
     *x* is ``(tokens, hidden)``, *index* and *weights* are ``(tokens, k)``; the result is like *x*.
     """
     others = (index < experts.start) | (index >= experts.stop)
-    wide = torch.promote_types(x.dtype, weights.dtype)  # in which a row is weighted, and two weights are added
+    wide = torch.promote_types(x.dtype, weights.dtype)  # the dtype in which rows are weighted and weights are added
     return (x * weights.masked_fill(others, 0).sum(-1, keepdim=True, dtype=wide)).to(x.dtype)
 
 
 def narrowed(x: Tensor, matrix: Tensor) -> Tensor:
-    """*matrix*, of any shape, as a matrix product takes it beside *x*: under autocast, in the dtype of that.
+    """*matrix*, of any shape, as a matrix product with *x* takes it: under autocast, in autocast's dtype.
 
-    The kernels compute in the dtype of the matrices, so these decide.
+    The kernels compute in the dtype of the matrices, so this dtype decides.
     """
     kind = x.device.type
     if matrix.dtype not in MODEL_DTYPES or not torch.is_autocast_enabled(kind):

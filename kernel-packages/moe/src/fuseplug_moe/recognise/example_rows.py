@@ -1,4 +1,4 @@
-"""Which experts the rows of examples go to: where a block routes them, no rounding decides it."""
+"""Which experts the rows of examples go to: if a block routes the rows, no rounding decides where."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def decided(
     dtype: torch.dtype,
     correct: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Rows ``(2, count / 2, hidden)`` for a router, whose weight is made anew.
+    """Rows ``(2, count / 2, hidden)`` for a router, which gets a new weight.
 
-    The *top_k* experts that each goes to are well ahead of the others, and no row goes to the one in the middle.
+    The *top_k* experts of each row are well ahead of the others, and no row goes to the expert in the middle.
 
     Args:
-        small: Where numbers come from.
+        small: The source of random numbers.
         linear: The layer that gives the logits.
         top_k: How many experts a row goes to.
-        count: How many rows.
-        dtype: That of the rows.
-        correct: What is done to the probabilities before the largest are chosen.
+        count: The number of rows.
+        dtype: The dtype of the rows.
+        correct: Changes the probabilities before the largest are chosen.
 
     Raises:
-        ValueError: If the router tells too few rows apart.
+        ValueError: If the router routes too few rows clearly.
     """
     weight = small.normal(*linear.weight.shape, scale=2.0 * linear.weight.shape[1] ** -0.5)
     experts = len(weight)
-    # The first column of x is constant: one expert is out of reach, and no other's logit depends on it.
+    # The first column of x is constant: it puts one expert out of reach, and no other expert's logit depends on it.
     weight[:, 0] = 0.0
     if experts > top_k:
         weight[experts // 2, 0] = _OUT_OF_REACH
@@ -62,12 +62,14 @@ def decided(
         if sum(map(len, clear)) >= count:
             break
     else:
-        raise ValueError(f"a router of shape {list(weight.shape)} routes hardly any row of random numbers clearly")
+        raise ValueError(
+            f"a router of shape {list(weight.shape)} gives hardly any random row a clear choice of experts"
+        )
     return torch.cat(clear)[: count // 2 * 2].view(2, -1, weight.shape[1])
 
 
 def routing(tokens: int, experts: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Two experts for each token, where there are as many; the middle one is idle.
+    """Two experts for each token, if there are enough; the middle expert is idle.
 
     Returns:
         Indices ``(tokens, 2)`` int64, and weights ``(tokens, 2)`` float32.

@@ -1,4 +1,4 @@
-"""Experts whose three projections lie below each other: matrices of (experts · inner, hidden), in a child."""
+"""Experts that lie one below the other in three matrices (experts · inner, hidden), which a child holds."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class FlatAdapter(Adapter):
     Attributes:
         variant: The gate.
         holder: The child.
-        sizes: The names of the numbers that it has: of experts, the inner size of one, and the hidden size.
-        gate: Its gate projection.
+        sizes: The names of the child's numbers: of experts, the inner size of one, and the hidden size.
+        gate: The child's gate projection.
         up: Its up projection.
         down: Its down projection.
         activation: A key of `fuseplug_moe.reference.GATES`, or `OWN`.
-        index: Which argument after the rows has the experts of each.
-        weights: Which has their weights.
+        index: Which argument after the rows has the indices of each row's experts.
+        weights: Which argument has their weights.
     """
 
     variant: str
@@ -57,7 +57,7 @@ class FlatAdapter(Adapter):
         return tuple(f"{self.holder}.{name}" for name in (self.gate, self.up, self.down, *self.sizes))
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return ``forward(module, hidden_states, *routing)``, in the order of the module.
+        """Return ``forward(module, hidden_states, *routing)``, in the module's order of arguments.
 
         ``hidden_states`` is ``(..., hidden)``, floating; among *routing* are indices and weights ``(tokens, k)``. The
         result has the shape and dtype of ``hidden_states``. Errors are those of `reference.moe`.
@@ -88,7 +88,7 @@ class FlatAdapter(Adapter):
 def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     """Propose for *module* if a child holds the matrices of all its experts."""
     if is_holder(module):
-        return Rejection("it holds the weights of experts, one below the other; what is fused is the module around it")
+        return Rejection("it holds the weights of experts, one below the other; Fuseplug fuses the module around it")
     holders = [name for name, child in module._modules.items() if child is not None and is_holder(child)]
     if len(holders) != 1:
         return None
@@ -120,7 +120,7 @@ def is_holder(module: nn.Module) -> bool:
 
 
 def _sizes(holder: nn.Module) -> tuple[str, str, str] | None:
-    """The names of the numbers of *holder*, as `FlatAdapter` has them."""
+    """The `FlatAdapter.sizes` of *holder*; ``None`` if no attributes fit its matrices."""
     rows, hidden = next(iter(holder._parameters.values())).shape  # type: ignore[union-attr]
     numbers = {name: value for name, value in vars(holder).items() if type(value) is int}
     many = [name for name in numbers if "expert" in name]
@@ -135,7 +135,7 @@ def _sizes(holder: nn.Module) -> tuple[str, str, str] | None:
 
 
 def _places(forward: Callable[..., Any]) -> tuple[int, int] | None:
-    """Which arguments after the rows are the indices and the weights of those; ``None`` for another signature."""
+    """Which arguments after the rows are the indices and their weights; ``None`` for another signature."""
     parameters = list(inspect.signature(forward).parameters)[2:]
     index = [i for i, name in enumerate(parameters) if "weight" not in name and ("expert" in name or "ind" in name)]
     weights = [i for i, name in enumerate(parameters) if "weight" in name]
@@ -158,7 +158,7 @@ def _example(module: nn.Module, likely: FlatAdapter, mix: ExpertsMix, size: int,
     tokens = max(6, size // sizes[hidden]) // 2 * 2
     x = small.normal(2, tokens // 2, sizes[hidden]).to(mix.x)
     index, weights = routing(tokens, sizes[real], generator)
-    # What else a router gives is a weight of every expert.
+    # Any other argument from a router is a weight for every expert.
     other = torch.zeros(tokens, sizes[real], dtype=mix.router, device="cpu")
     arguments = dict.fromkeys(range(len(inspect.signature(type(module).forward).parameters) - 2), other)
     arguments |= {likely.index: index, likely.weights: weights.to(mix.router)}

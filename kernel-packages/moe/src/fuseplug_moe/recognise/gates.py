@@ -1,6 +1,6 @@
-"""Which gate a module has: found by calling it, on a few numbers, with the rows of the table beside it.
+"""Which gate a module has: found by calling it on a few numbers, and comparing it with the rows of the table.
 
-What does more than compute is not called, and so has no name. A gate without a name is called as it is.
+A gate that does more than compute is not called, and so has no name. The kernels call a gate without a name as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OWN = "own"
 
 
 def activation_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """The activation that *module* holds: what is named so, or the only child or attribute it could be."""
+    """The activation that *module* holds: the child or attribute named so, or the only child that it could be."""
     attributes = {**vars(module), **module._modules}
     named = [value for name, value in attributes.items() if "act" in name.lower() and callable(value)]
     children = [child for child in module._modules.values() if child is not None and not _has_tensors(child)]
@@ -42,12 +42,12 @@ def scalar_named(module: nn.Module, word: str) -> str | None:
 
 
 def says_how_many(module: nn.Module, experts: int) -> bool:
-    """Whether an attribute of *module* says that it has so many experts."""
+    """Whether an attribute of *module* says that it has that many *experts*."""
     return experts in _numbers_of_experts(module)
 
 
 def speaks_of_experts(module: nn.Module) -> bool:
-    """Whether an attribute of *module* says anything of how many experts there are."""
+    """Whether an attribute of *module* says how many experts there are."""
     return bool(_numbers_of_experts(module))
 
 
@@ -56,14 +56,14 @@ def _numbers_of_experts(module: nn.Module) -> list[int]:
 
 
 def named_activation(activation: Callable[[Tensor], Tensor]) -> str | None:
-    """The row of `GATES` that *activation* computes; it takes one tensor of any shape. ``None`` if no row does."""
+    """The row of `GATES` that *activation*, of one tensor of any shape, computes; ``None`` if no row does."""
     x = torch.linspace(-8, 8, 67, device="cpu")
     candidates = [(name, functools.partial(_computed, name, "ungated", None, 1.0)) for name in _unclamped()]
     return next(_equal(activation, x, candidates), None)
 
 
 def named_gate(gate: Callable[[Tensor], Tensor], limit: float | None, alpha: float) -> tuple[str, str] | None:
-    """The row of `GATES` and the layout that *gate* is, from ``(rows, 2 · inner)`` to ``(rows, inner)``."""
+    """The row of `GATES` and the layout of *gate*, which maps ``(rows, 2 · inner)`` to ``(rows, inner)``."""
     reach = 2 * limit if limit and limit < 1e3 else 8.0
     columns = torch.arange(14, device="cpu") * 5 % 14
     rows = torch.linspace(-reach, reach, 11 * 14, device="cpu").view(11, 14)[:, columns]
@@ -108,7 +108,7 @@ def _has_tensors(module: nn.Module) -> bool:
 def own_gate(module: nn.Module, layout: GateUpLayout) -> Callable[[Tensor], Tensor]:
     """The gate of *module*: a function of the rows of its first projection, ``(pairs, inner or 2 · inner)``.
 
-    It gives ``(pairs, inner)``.
+    The function returns ``(pairs, inner)``.
 
     Raises:
         TypeError: If the module has neither a gate nor an activation.
@@ -120,7 +120,7 @@ def own_gate(module: nn.Module, layout: GateUpLayout) -> Callable[[Tensor], Tens
 
 
 def own_product(module: nn.Module, layout: GateUpLayout) -> Callable[[Tensor], Tensor]:
-    """As `own_gate`, of a module that has no gate, but an activation."""
+    """As `own_gate`, for a module that has an activation but no gate."""
     activation = activation_of(module)
     if activation is None:
         raise TypeError(f"{type(module).__name__} has no activation")
@@ -128,16 +128,16 @@ def own_product(module: nn.Module, layout: GateUpLayout) -> Callable[[Tensor], T
 
 
 def to_call(activation: str, module: nn.Module, layout: GateUpLayout) -> str | Callable[[Tensor], Tensor]:
-    """*activation* of an adapter as `fuseplug_moe.reference.moe` takes it: `OWN` is `own_product` of *module*."""
+    """An adapter's *activation* as `fuseplug_moe.reference.moe` takes it; for `OWN`, `own_product` of *module*."""
     return own_product(module, layout) if activation == OWN else activation
 
 
 def named_or_own(activation: Callable[[Tensor], Tensor]) -> list[str]:
-    """What *activation* may be called: its row of `GATES`, if it is one, and `OWN`."""
+    """The names that *activation* may have: that of its row of `GATES`, if it is one, and `OWN`."""
     return [name for name in (named_activation(activation), OWN) if name]
 
 
 def product(activation: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """``activation(gate) * up``, ``(..., inner)``, for rows that are gate and up side by side, ``(..., 2 · inner)``."""
+    """``activation(gate) * up``, ``(..., inner)``, of rows with gate and up side by side, ``(..., 2 · inner)``."""
     gate, up = rows.chunk(2, dim=-1)
     return activation(gate) * up

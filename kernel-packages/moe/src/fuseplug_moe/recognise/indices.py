@@ -1,4 +1,4 @@
-"""Whether indices name experts that there are."""
+"""Whether indices name existing experts."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from torch import Tensor, nn
 from fuseplug_backends.inductor import plain
 
 PARALLEL = "_is_expert_parallel"
-"""The flag of experts of which other ranks have more: the number after the last stands for those."""
+"""The flag of modules whose other experts are on other ranks: the number after the last expert stands for those."""
 
 
 def names_experts(module: nn.Module, index: Tensor, number: int) -> bool:
-    """Whether each of *index* is below *number*, or, where *module* has experts elsewhere, is just that number.
+    """Whether each index is from 0 to below *number*, or, if *module* may have experts elsewhere, equal to *number*.
 
-    What the implementations of a model do with other indices differs: they raise, or count from the end, or leave rows
-    as memory was. It is looked at on the CPU alone, at 5 µs for 64 tokens of 8 experts. Elsewhere a look would wait for
-    the device, and is left out; so it is inside a tracer.
+    The implementations of a model do different things with other indices: they raise, count from the end, or leave rows
+    as the memory was. Indices are read only on the CPU, in 5 µs for 64 tokens of 8 experts. On other devices, reading
+    them would wait for the device, and is omitted; so it is inside a tracer.
     """
     if index.device.type != "cpu" or not index.numel() or not plain(index):
         return True

@@ -15,10 +15,10 @@ class ExpertsMix(NamedTuple):
 
     Attributes:
         x: The dtype of the rows.
-        experts: That of the experts' weights.
-        router: That of the routing weights, and of the router's own where the site has it.
-        elsewhere: Whether some rows go to an expert that is not there, the number after the last: with expert
-            parallelism, one of another rank.
+        experts: The dtype of the experts' weights.
+        router: The dtype of the routing weights, and of the router's own weights if the site has the router.
+        elsewhere: Whether some rows go to an expert elsewhere, the number after the last: with expert parallelism, one
+            of another rank.
     """
 
     x: torch.dtype
@@ -28,10 +28,10 @@ class ExpertsMix(NamedTuple):
 
 
 def mixes(dtype: torch.dtype) -> Iterator[ExpertsMix]:
-    """All of them, first those of *dtype*, which the module has.
+    """All combinations, first those of *dtype*, the module's.
 
-    Routers give float32 or the dtype of the rows. Beside experts in float32, autocast makes a half of the rows, of the
-    routing weights, or of both.
+    Routers give float32 or the dtype of the rows. With experts in float32, autocast puts the routing weights in half
+    precision, or the routing weights and the rows.
     """
     for narrow in sorted(MODEL_DTYPES, key=lambda other: other is not dtype):
         yield ExpertsMix(narrow, narrow, narrow)
@@ -42,5 +42,5 @@ def mixes(dtype: torch.dtype) -> Iterator[ExpertsMix]:
 
 
 def mixes_of_modules(dtype: torch.dtype) -> Iterator[ExpertsMix]:
-    """Those of experts that are linear layers, which take rows of their own dtype alone."""
+    """The combinations for experts that are linear layers, which take only rows of their own dtype."""
     return (mix for mix in mixes(dtype) if mix.experts is mix.x)

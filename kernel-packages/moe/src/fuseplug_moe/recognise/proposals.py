@@ -17,10 +17,10 @@ def inexact(
     hidden: int = 1,
     **others: Any,
 ) -> Proposal:
-    """A proposal for experts, whose own matrix products have an order of summation of their own.
+    """A proposal for experts, whose original matrix products add in an order of their own.
 
-    Where kernels gain from some number of tokens on, *hidden* is the width of the input. *others* are attributes of
-    `Proposal`; the target is the forward unless they name one.
+    If kernels gain from some number of tokens on, *hidden* is the width of the input. *others* are attributes of
+    `Proposal`; the target is the forward unless *others* name one.
     """
     return Proposal(
         adapters=tuple(adapters),

@@ -1,4 +1,4 @@
-"""Sparse blocks with stacked experts whose router is called as it is, for the block and the experts share its work."""
+"""Sparse blocks with stacked experts. Their router is called as it is: block and experts share its work."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .small_copies import SmallCopies
 
 
 class Routed(NamedTuple):
-    """What a router says.
+    """The answer of a router.
 
     Attributes:
-        x: ``(rows, hidden)``, what the experts are given.
-        chosen: ``(rows, k)``, integers, the experts of each.
-        weights: ``(rows, k)``, floating, what their results are weighted with.
-        logits: ``(tokens, experts)``, what the block returns beside the result.
+        x: ``(rows, hidden)``, the input of the experts.
+        chosen: ``(rows, k)``, integers, the experts of each row.
+        weights: ``(rows, k)``, floating, the weights of the experts' results.
+        logits: ``(tokens, experts)``, which the block may return beside the result.
     """
 
     x: Tensor
@@ -43,7 +43,7 @@ class Routed(NamedTuple):
 
 @dataclass(frozen=True)
 class Sorted:
-    """A router that sorts the slots by expert: gives their order, token and weight, and how many each expert has."""
+    """A router that sorts the slots by expert: it gives their order, tokens and weights, and each expert's count."""
 
     label = "sorted"
 
@@ -57,16 +57,16 @@ class Sorted:
         return Routed(x, index.view(-1, top_k), weights.view(-1, top_k), logits)
 
     def total(self, y: Tensor, top_k: int) -> Tensor:
-        """The result of each token ``(tokens, hidden)``, from *y*, those of its rows."""
+        """The results of the tokens ``(tokens, hidden)`` from *y*, the results of their rows."""
         del top_k
         return y
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A router that scores all experts, zero where one is not chosen, which the *inputs* of the experts are scaled by.
+    """A router that scores all experts, those not chosen with zero; the scores scale the *inputs* of the experts.
 
-    An expert without biases makes zero of zero, so those of score zero need not be computed.
+    An expert without biases maps zero to zero, so experts with score zero need not be computed.
     """
 
     label = "input-scaled"
@@ -76,21 +76,21 @@ class Scored:
         scores, logits = returned
         chosen, index = scores.topk(top_k, dim=1)
         scaled = (x[:, None] * chosen[..., None]).flatten(0, 1)
-        # What a batched product gives has the dtype of autocast, and so has what becomes of it.
+        # The original's batched products, and what it makes of them, have autocast's dtype.
         return Routed(narrowed(x, scaled), index.view(-1, 1), torch.ones_like(chosen).view(-1, 1), logits)
 
     def total(self, y: Tensor, top_k: int) -> Tensor:
-        """The result of each token ``(tokens, hidden)``, from *y*, those of its rows."""
+        """The results of the tokens ``(tokens, hidden)`` from *y*, the results of their rows."""
         return y if top_k == 1 else y.view(-1, top_k, y.shape[-1]).sum(1)
 
 
 @dataclass(frozen=True)
 class Stacks:
-    """The experts of a block, by names.
+    """The experts of a block, by attribute names.
 
     Attributes:
-        gate_up: The child that holds the first projection, and its name there.
-        down: Those of the second.
+        gate_up: The child that holds the first projection, and the projection's name there.
+        down: The same for the second projection.
         transposed: Whether matrices are (in, out).
         activation: A key of `fuseplug_moe.reference.GATES`, or `OWN`.
         layout: As in `fuseplug_moe.reference.moe`.
@@ -110,7 +110,7 @@ class Stacks:
         return tuple(dict.fromkeys((self.gate_up[0], self.down[0])))
 
     def weights(self, block: nn.Module) -> tuple[Tensor, Tensor] | None:
-        """Both projections; ``None`` if they are no plain tensors: then the module knows how to call them."""
+        """Both projections; ``None`` if they are not plain tensors, which only the module knows how to call."""
         children: Any = block._modules
         gate_up, down = (children[child]._parameters.get(name) for child, name in (self.gate_up, self.down))
         return (gate_up, down) if type(gate_up) in PLAIN and type(down) in PLAIN else None
@@ -122,16 +122,16 @@ class Stacks:
 
 @dataclass(frozen=True)
 class RoutedAdapter(Adapter):
-    """The forward of a block that calls its router, and its experts' projections in one.
+    """The forward of a block, which calls its router, and computes its experts' projections in one.
 
     Attributes:
-        variant: The gate, how it routes and what else it adds.
+        variant: The gate, how the block routes and what else it adds.
         stacks: Where the experts are.
         router: The child that routes.
-        top_k: The name of the number of experts that a token goes to; with a dot in it where a child has it.
-        answer: What the router says.
+        top_k: Name of the number of experts that a token goes to; dotted if a child has the number.
+        answer: The kind of answer that the router gives.
         shared: The expert that every token goes to.
-        bias: The parameter that is added in the end.
+        bias: The parameter that is added at the end.
         row_per_token: Whether the result has a row for each token, whatever the shape of the input.
         logits: Whether the logits are returned beside the result.
     """
@@ -156,7 +156,8 @@ class RoutedAdapter(Adapter):
         """Return ``forward(module, hidden_states)``.
 
         ``hidden_states`` is ``(..., hidden)``, of any floating dtype that the block takes. The result has its dtype,
-        and its shape or ``(tokens, hidden)``; with *logits*, those come second. Errors are those of `reference.moe`.
+        and its shape or ``(tokens, hidden)``; with *logits*, the logits come second. Errors are those of
+        `reference.moe`.
         """
         adapter, stacks = self, self.stacks
 
@@ -251,7 +252,7 @@ def _propose(
 def _example(
     module: nn.Module, likely: RoutedAdapter, mix: ExpertsMix, size: int, generator: torch.Generator
 ) -> Example:
-    """Rows whose routing no rounding can decide, over a few experts, one of which no row is routed to.
+    """Rows whose routing no rounding can decide, over a few experts, one of them idle.
 
     Returns:
         x ``(2, tokens / 2, hidden)`` in the dtype of the rows; all children; and the bias.

@@ -1,4 +1,4 @@
-"""Small copies of large modules, for examples: behaviour does not hang on how large a hidden size is."""
+"""Small copies of large modules, for examples: behaviour does not depend on how large a hidden size is."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _SIZE_WORDS = ("expert", "hidden", "size", "dim", "features", "shape")
 
 
 class SmallCopies:
-    """Maps the sizes of a module to small ones, equal ones to equal ones, and makes tensors and modules of these.
+    """Maps the sizes of a module to small ones, equal sizes to equal ones, and makes tensors and modules of these.
 
     Args:
         sizes: Small sizes for some of the real ones.
-        generator: Where random numbers come from.
+        generator: The source of random numbers.
     """
 
     def __init__(self, sizes: Mapping[int, int], generator: torch.Generator) -> None:
@@ -24,7 +24,7 @@ class SmallCopies:
         self._generator = generator
 
     def size(self, real: int) -> int:
-        """The small size for *real*; one that is small already stays."""
+        """The small size for *real*; a size that is already small stays."""
         return self._sizes.setdefault(real, real if real <= 8 else 6 + len(self._sizes))
 
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
@@ -32,14 +32,14 @@ class SmallCopies:
         return scale * torch.randn(shape, generator=self._generator, dtype=torch.float32, device="cpu")
 
     def tensor(self, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """What could be a weight of the small size of *like*: its products with a row keep the row's magnitude."""
+        """A possible weight of the small size of *like*: its products with a row keep the row's magnitude."""
         shape = [self.size(dim) for dim in like.shape]
         if like.is_floating_point():
             return self.normal(*shape, scale=shape[-1] ** -0.5 if len(shape) > 1 else 0.5).to(dtype)
         return torch.zeros(shape, dtype=like.dtype, device="cpu")
 
     def module(self, real: nn.Module, dtype: torch.dtype) -> nn.Module:
-        """A copy of *real*, all below it included, with small tensors of *dtype*."""
+        """A copy of *real* and all modules below it, with small tensors of *dtype*."""
         copy = object.__new__(type(real))
         makers: dict[str, Callable[[Any], Any]] = {
             "_parameters": lambda value: nn.Parameter(self.tensor(value, dtype), value.requires_grad),
@@ -54,7 +54,7 @@ class SmallCopies:
         return copy
 
     def attributes(self, real: nn.Module) -> dict[str, Any]:
-        """The attributes of *real* that are sizes with a small one known, by name and value."""
+        """The small values of all attributes of *real* that are sizes with a known small size, by name."""
         named = {name: value for name, value in vars(real).items() if any(word in name for word in _SIZE_WORDS)}
         sizes = {
             name: self._sizes[value] for name, value in named.items() if type(value) is int and value in self._sizes

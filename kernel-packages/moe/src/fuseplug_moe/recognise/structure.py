@@ -1,4 +1,4 @@
-"""Where a mixture of experts is found: by structure alone, leaving to behaviour what its experts compute."""
+"""Finds mixtures of experts by structure alone: what the experts compute is left to their behaviour."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .gates import says_how_many
 def match(site: Site) -> list[Proposal] | Rejection | None:
     """Say whether *site* holds experts, and how they may be called.
 
-    Their weights are stacked in two tensors of the module itself (`stacked_experts`) or of its children
-    (`routed_blocks`), lie below each other in a child (`flat_weights`), or are those of a list of modules among its
+    The weights of the experts are stacked in two tensors of the module itself (`stacked_experts`) or of its children
+    (`routed_blocks`), lie one below the other in a child (`flat_weights`), or belong to a list of modules among its
     children (`listed_blocks`).
     """
-    # Most of the modules of a model have neither.
+    # Most modules of a model have neither several parameters nor children.
     module = site.module
     if not module._parameters and (why := stacked_experts.flattened(module)):
         return why
@@ -29,8 +29,8 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
 
 
 def _one_projection(module: nn.Module) -> Rejection | None:
-    """An answer for one projection of all experts: stacked, as many as the module says it has."""
+    """An answer for one stacked projection of all experts, as many as the module says it has."""
     for parameter in module._parameters.values():
         if parameter is not None and parameter.dim() == 3 and says_how_many(module, len(parameter)):
-            return Rejection("it is one projection of all experts; what is fused is the module around it")
+            return Rejection("it is one projection of all experts; Fuseplug fuses the module around it")
     return None

@@ -1,4 +1,4 @@
-"""Small mixtures of experts as models write them, one for each way to write them that a kernel here claims."""
+"""Small mixtures of experts as models write them, one for each form that a kernel here claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts whose matrices lie below each other, in a child."""
+"""Experts whose matrices lie one below the other, in a child."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class FlatWeights(nn.Module):
-    """The matrices of all experts, those of one below those of the other."""
+    """The matrices of all experts, one expert below the other."""
 
     def __init__(self, num_experts: int, hidden: int, inner: int) -> None:
         super().__init__()

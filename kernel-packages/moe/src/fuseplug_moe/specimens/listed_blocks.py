@@ -71,7 +71,7 @@ class SparseBlock(nn.Module):
 
 
 class FunctionalExpert(Expert):
-    """The same, with an activation that it does not hold."""
+    """An `Expert` with an activation that it does not hold."""
 
     def __init__(self, hidden: int, inner: int) -> None:
         super().__init__(hidden, inner)
@@ -84,15 +84,15 @@ class FunctionalExpert(Expert):
 
 @dataclass
 class Arguments:
-    """What a block is made from, and keeps."""
+    """The arguments that a block is made from, and keeps."""
 
     num_experts_per_tok: int
 
 
 class ChosenFirst(nn.Module):
-    """As the first Mixtral's: experts are chosen by their logits, and the chosen ones' softmax weighs them.
+    """Like the first Mixtral's: chooses experts by their logits, and weighs them by the softmax of the chosen logits.
 
-    With *of_all*, the softmax of all logits does, and no flag says so.
+    With *of_all*, the softmax of all logits weighs them, and no flag says so.
     """
 
     def __init__(self, num_experts: int, hidden: int, inner: int, top_k: int, of_all: bool = False) -> None:
@@ -118,7 +118,7 @@ class ChosenFirst(nn.Module):
 
 
 class RoutedBlock(nn.Module):
-    """Experts in a list behind a method that is told which to take."""
+    """Experts in a list, behind a method that is told which experts to use."""
 
     def __init__(self, num_experts: int, hidden: int, inner: int, top_k: int) -> None:
         super().__init__()

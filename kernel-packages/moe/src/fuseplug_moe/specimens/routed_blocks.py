@@ -11,7 +11,7 @@ from .stacked_experts import TransposedExperts
 
 
 class SortingRouter(nn.Module):
-    """Sorts the slots by expert, and says how many each has."""
+    """Sorts the slots by expert, and says how many slots each expert has."""
 
     def __init__(self, num_experts: int, hidden: int, top_k: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class SortingRouter(nn.Module):
 
 
 class ParallelLinear(nn.Module):
-    """One projection of all experts, for rows that are sorted."""
+    """One projection of all experts, for sorted rows."""
 
     def __init__(self, num_experts: int, width_in: int, width_out: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class ParallelLinear(nn.Module):
 
 
 class SortingBlock(nn.Module):
-    """Projections of all experts in a module each, over rows that the router has sorted."""
+    """A module for each projection of all experts, over rows that the router has sorted."""
 
     def __init__(
         self, num_experts: int, hidden: int, inner: int, top_k: int, *, bias: bool = False, logits: bool = True
@@ -65,7 +65,7 @@ class SortingBlock(nn.Module):
 
 
 class ScoringRouter(nn.Linear):
-    """Scores all experts, zero where one is not chosen."""
+    """Scores all experts, those not chosen with zero."""
 
     def __init__(self, num_experts: int, hidden: int, top_k: int) -> None:
         super().__init__(hidden, num_experts, bias=False)
@@ -79,7 +79,7 @@ class ScoringRouter(nn.Linear):
 
 
 class EveryExpert(TransposedExperts):
-    """Every expert, each for as many rows."""
+    """Computes every expert, each for the same number of rows."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # type: ignore[override]
         x = hidden_states.view(self.num_experts, -1, hidden_states.shape[-1])
@@ -88,7 +88,7 @@ class EveryExpert(TransposedExperts):
 
 
 class InputScalingBlock(nn.Module):
-    """Every expert for every token, on rows that are scaled by the scores, and one expert for all."""
+    """Computes every expert for every token, on rows scaled by the scores, and adds a shared expert."""
 
     def __init__(self, num_experts: int, hidden: int, inner: int, top_k: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Experts whose weights are stacked in two tensors, told by their caller which rows to take."""
+"""Experts whose weights are stacked in two tensors; the caller tells them which rows to take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 class StackedExperts(nn.Module):
-    """Gate and up side by side in one tensor; experts one after the other, or their rows all sorted first."""
+    """Gate and up side by side in one tensor; adds the experts one by one, or the rows of all experts at once."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class ClampedExperts(StackedExperts):
 
 
 class ActivationClampedExperts(ClampedExperts):
-    """The activation is clamped after it."""
+    """The gate is clamped after its activation."""
 
     def _apply_gate(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -96,7 +96,7 @@ class ActivationClampedExperts(ClampedExperts):
 
 
 class InterleavedExperts(TransposedExperts):
-    """Gate and up in turns, with biases, and no function that could be asked what the gate is."""
+    """Gate and up in turns, with biases, and without a function that would show what the gate is."""
 
     _apply_gate = None  # type: ignore[assignment]
 
@@ -129,7 +129,7 @@ class DenselyWeightedExperts(InterleavedExperts):
 
 
 class EveryExpertInEval(DenselyWeightedExperts):
-    """In eval mode every expert computes every token, and a weight of zero has a gradient too."""
+    """In eval mode, every expert computes every token, so a weight of zero has a gradient, too."""
 
     def forward(self, hidden_states: Tensor, router_indices: Tensor, routing_weights: Tensor) -> Tensor:
         if self.training:
@@ -159,7 +159,7 @@ class UngatedExperts(StackedExperts):
 
 
 class OwnGateExperts(StackedExperts):
-    """A gate that no table has: it is called."""
+    """A gate that is in no table, and so is called."""
 
     def _apply_gate(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -179,7 +179,7 @@ class NormedExperts(StackedExperts):
 
 
 class PassingExperts(StackedExperts):
-    """The last ones give back their rows; the first projection has weights for them nevertheless."""
+    """The last experts return their rows; the first projection has weights for them nevertheless."""
 
     def __init__(self, num_experts: int, hidden: int, inner: int, passing: int) -> None:
         super().__init__(num_experts, hidden, inner)

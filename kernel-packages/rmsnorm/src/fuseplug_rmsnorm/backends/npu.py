@@ -1,9 +1,9 @@
 """RMSNorm on Ascend NPUs, by torch_npu's ``npu_rms_norm``.
 
-Nothing here imports torch_npu: tensors on an NPU mean that it is loaded.
+Nothing here imports torch_npu: a tensor on an NPU means that torch_npu is loaded.
 
-What is launched, forward. ``npu_rms_norm`` reads x once and writes y once, where the models' own code is six launches
-or more; what is the size of the weight alone is next to nothing to compute, but is launched like anything else:
+The launches of a forward follow. ``npu_rms_norm`` reads x once and writes y once, while the models' own code takes six
+launches or more. A tensor of the weight's size takes next to no time to compute, but a launch of its own:
 
 =========================  ========================================================================================
 ``llama`` and its like     1: the norm
@@ -15,11 +15,11 @@ groups, with a weight      3: ones, the norm, the product with the weight, which
 a gate                     3: the activation, the product, the norm
 =========================  ========================================================================================
 
-To these come casts where x and the weight are of different dtypes; see `_widens`. The backward is one
+If x and the weight have different dtypes, casts are added; see `_widens`. The backward is one
 ``npu_rms_norm_backward``, and the gradients of the rest.
 
-Ones are made anew each time. They are one row, and kept ones would have to be kept apart by device, dtype, size,
-inference mode and tracer.
+The ones are made anew each time. They are a single row, and a cache of them would need an entry for each device, dtype,
+size, inference mode and tracer.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
     """`fuseplug_rmsnorm.reference.rms_norm` on an NPU: the same arguments, result and errors.
 
     The result is the reference's up to rounding. A row is computed in float32 and rounded once; a gate and its product
-    may be rounded to the dtype of x. Beyond the limits of the operation, and where autocast changes what the variant
-    computes, it is the reference.
+    may be rounded to the dtype of x. Beyond the limits of the operation, and where autocast changes the result of the
+    variant, the reference computes.
     """
     if norming.group_size == x.shape[-1]:
         norming = norming._replace(group_size=None)
@@ -71,8 +71,8 @@ rms_norm = computed_by(compute, reference.rms_norm)
 def _serves(x: Tensor, weight: Tensor | None, *, in_groups: bool) -> bool:
     """Whether the operation takes these, by its page: op-plugin, docs/zh/custom_APIs/torch_npu, npu_rms_norm.
 
-    float16, bfloat16 and float32 in 2 to 8 dimensions, groups being one more; not contiguous is fine. So is empty, says
-    the page, but on Atlas A2 and A3 the gradient of what is empty is refused (ops-nn, rms_norm_grad_tiling.cpp).
+    It takes float16, bfloat16 and float32 in 2 to 8 dimensions, and groups add one; tensors need not be contiguous. The
+    page allows empty tensors, too, but Atlas A2 and A3 refuse their gradients (ops-nn, rms_norm_grad_tiling.cpp).
     """
     return have_model_dtypes(x, weight) and 2 <= x.dim() <= (7 if in_groups else 8) and x.numel() > 0
 
@@ -80,10 +80,11 @@ def _serves(x: Tensor, weight: Tensor | None, *, in_groups: bool) -> bool:
 def _widens(
     x: Tensor, weight: Tensor | None, dtype: torch.dtype, variant: Variant, *, gated: bool, in_groups: bool
 ) -> bool:
-    """Whether x is widened to float32 first, because what is rounded to its dtype on the way would show.
+    """Whether to widen x to float32 first, because a rounding to the dtype of x on the way would show.
 
-    It would in a result of another *dtype*; and in the gradient of a wider weight, where the norm does not multiply it
-    by itself. A product with a gate may exceed what float16 holds. Otherwise half the bytes are moved.
+    It would show in a result of another *dtype*, and in the gradient of a wider weight if the norm does not itself
+    multiply by the weight. A product with a gate may exceed the range of float16. In other cases x stays narrow, which
+    moves half the bytes.
     """
     if x.dtype is torch.float32:
         return False
@@ -93,7 +94,7 @@ def _widens(
 
 
 def _gamma(weight: Tensor, variant: Variant) -> Tensor:
-    """What rows of mean square one are multiplied by."""
+    """The factor of rows of mean square one."""
     if variant.offset is None:
         return weight
     return 1.0 + (weight.float() if variant.offset == "wide" else weight)
@@ -104,7 +105,7 @@ def _norm(x: Tensor, gamma: Tensor | None, eps: float) -> Tensor:
     if gamma is None:
         gamma = x.new_ones(x.shape[-1])
     elif gamma.dtype is not x.dtype:
-        gamma = gamma.float()  # documented with x of any dtype; two different half types are not
+        gamma = gamma.float()  # documented for x of any dtype; two different half types are not
     return first_order(torch.ops.npu.npu_rms_norm(x, gamma, eps)[0], "npu_rms_norm")
 
 
@@ -120,11 +121,11 @@ def add_rms_norm(
     """`fuseplug_rmsnorm.reference.add_rms_norm` on an NPU, in one launch: the same arguments, results and errors.
 
     In half precision the operation rounds before it multiplies by the weight, and again after, as Llama's own code
-    does; float16 is added and multiplied in half (CANN's add_rms_norm.h). So y may be a rounding from `rms_norm` of the
-    sum.
+    does; float16 is added and multiplied in half (CANN's add_rms_norm.h). So y may differ from `rms_norm` of the sum by
+    a rounding.
 
-    torch_npu's operation raises in a backward; this one has gradients, which cannot be differentiated again. Beyond the
-    limits of the operation, and in other variants than ``"llama"``, it is the addition and `rms_norm`.
+    torch_npu's operation raises in a backward. This function has gradients, but they cannot be differentiated again.
+    Beyond the limits of the operation, and for variants other than ``"llama"``, it adds and calls `rms_norm`.
     """
     reference.check_sum(x, residual, weight, variant)
     if weight is None or variant != "llama" or not _serves_sums(x, residual, weight):
@@ -136,14 +137,15 @@ def add_rms_norm(
 def _serves_sums(x: Tensor, residual: Tensor, weight: Tensor) -> bool:
     """Whether the operation takes these, by its page: op-plugin, docs/zh/custom_APIs/torch_npu, npu_add_rms_norm.
 
-    One dtype, float16, bfloat16 or float32, in 1 to 8 dimensions. Editions of the page differ on empty tensors.
+    It takes float16, bfloat16 or float32, all of one dtype, in 1 to 8 dimensions. Editions of the page differ on empty
+    tensors.
     """
     dtypes = have_model_dtypes(x) and residual.dtype is x.dtype and weight.dtype is x.dtype
     return dtypes and x.dim() <= 8 and x.numel() > 0
 
 
 class _AddRMSNorm(torch.autograd.Function):
-    """``npu_add_rms_norm``. Its backward is that of ``npu_rms_norm`` at the sum, and the sum's own gradient."""
+    """``npu_add_rms_norm``. Its backward is that of ``npu_rms_norm`` at the sum, plus the sum's own gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Where an RMSNorm is found in a module, how it is called, and on what examples it is tried."""
+"""Find RMSNorms in a model: which modules they are, how to call them, and the examples to try them on."""
 
 from .structure import match
 

@@ -1,4 +1,4 @@
-"""How an RMSNorm is called, with what its module holds, put into the one signature of the reference."""
+"""The adapter: it calls the kernel, in the signature of the reference, with the values that the module holds."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fuseplug import Adapter, Compute
 
 @dataclass(frozen=True)
 class NormAdapter(Adapter):
-    """Calls an RMSNorm with what the module holds at the time of the call.
+    """Calls an RMSNorm with the values that the module holds at the time of the call.
 
     Attributes:
         variant: A key of `fuseplug_rmsnorm.reference.VARIANTS`.
         weight: Name of the weight; ``None`` for a norm that has or uses none.
-        eps: Name of the epsilon; or the number that is written in the code. A ``None``, here or under that name, is the
-            machine epsilon of the dtype that is computed in.
+        eps: Name of the epsilon, or the number that is written in the code. ``None``, here or under that name, stands
+            for the machine epsilon of the dtype that the norm computes in.
         group_size: Name of the attribute that says how many neighbours are normalised together.
-        groups: Name of the attribute that says in how many groups the row is cut.
+        groups: Name of the attribute that says into how many groups the row is cut.
         gated: Whether the forward takes a gate.
         single: Whether the weight is one number for the whole row.
     """
@@ -42,16 +42,16 @@ class NormAdapter(Adapter):
         return tuple(name for name in (self.weight, eps, self.group_size, self.groups) if name is not None)
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return ``forward(module, hidden_states)``, with a ``gate`` after it where the module takes one.
+        """Return ``forward(module, hidden_states)``, or ``forward(module, hidden_states, gate)`` for a gated module.
 
-        Both are ``(..., hidden)``, of any floating dtype. Result and errors are those of `reference.rms_norm`.
+        Both tensors are ``(..., hidden)``, of any floating dtype. Result and errors are those of `reference.rms_norm`.
         """
         if self.gated or self.group_size or self.groups or self.single:
             return self._bind_any(compute)
         variant, weight, epsilon = self.variant, self.weight, self.eps
         named = isinstance(epsilon, str)
 
-        # Lean, because at one token this function is what the caller waits for.
+        # Lean, because for a single token the caller waits for this function.
         def forward(module: nn.Module, hidden_states: Tensor) -> Any:
             eps = getattr(module, epsilon) if named else epsilon  # type: ignore[arg-type]
             if eps is None:
@@ -93,5 +93,5 @@ class NormAdapter(Adapter):
 
 
 def _machine_epsilon(hidden_states: Tensor) -> float:
-    """What ``nn.RMSNorm`` takes for an eps of ``None``: that of the dtype it computes in."""
+    """The epsilon that ``nn.RMSNorm`` uses for an eps of ``None``: that of the dtype it computes in."""
     return torch.finfo(torch.promote_types(hidden_states.dtype, torch.float32)).eps

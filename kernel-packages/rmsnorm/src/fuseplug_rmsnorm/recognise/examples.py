@@ -1,4 +1,4 @@
-"""On what an RMSNorm is tried: combinations of dtypes, and rows that tell the variants apart."""
+"""The examples that an RMSNorm is tried on: combinations of dtypes, and rows that tell the variants apart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NormMix(NamedTuple):
 
 
 def mixes_of(weight: Tensor | None, parts: NormParts) -> Iterator[NormMix]:
-    """Every combination to check: first that of *weight*, the norm's own."""
+    """Every combination to check; the first has the dtype of *weight*, the norm's own."""
     pairs = [(dtype, dtype) for dtype in MODEL_DTYPES]
     if weight is not None:
         pairs = [*sorted(pairs, key=lambda pair: pair[1] is not weight.dtype), *_MIXED]
@@ -42,11 +42,11 @@ def mixes_of(weight: Tensor | None, parts: NormParts) -> Iterator[NormMix]:
 
 
 def example_of(parts: NormParts, eps: float, mix: NormMix, size: int, generator: torch.Generator) -> Example:
-    """Rows of several magnitudes: where eps does not matter, where nothing else does, and where squares are large.
+    """Make rows of several magnitudes: where eps does not matter, where only eps matters, and where squares are large.
 
     Returns:
         x, and the gate if *mix* has one, ``(2, tokens, width)`` in the dtype of x; the weight ``(width,)``, or
-        ``()`` for a single number, in its own.
+        ``()`` for a single number, in its own dtype.
     """
     near_eps = math.sqrt(eps) or 1e-3
     magnitudes = [1.0, near_eps, 16.0, 0.25 * near_eps, 1.0, 0.0 if eps > 0 else 4.0]
@@ -63,7 +63,7 @@ def example_of(parts: NormParts, eps: float, mix: NormMix, size: int, generator:
     if parts.single:
         weight = 1.0 + 0.3 * torch.randn((), generator=generator, dtype=torch.float32, device="cpu")
         return Example((x, *gate), {parts.weight: weight.to(mix.weight)})
-    # Around 1 and around 0 by turns, for w and 1 + w alike are told from each other and from their roundings there.
+    # Alternately around 1 and around 0: there w and 1 + w can be told apart, and so can their roundings.
     weight = 0.3 * torch.randn(parts.width, generator=generator, dtype=torch.float32, device="cpu")
     weight[::2] += 1.0
     return Example((x, *gate), {parts.weight: weight.to(mix.weight)})

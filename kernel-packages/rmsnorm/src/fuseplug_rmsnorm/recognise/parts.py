@@ -1,4 +1,4 @@
-"""What a module has of an RMSNorm: a weight, an epsilon, a gate; read from its attributes, signature and code."""
+"""The parts of an RMSNorm in a module (weight, epsilon, gate), read from its attributes, signature and code."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from fuseplug.reading import constants, names, remembered
 from fuseplug_backends.dtypes import MODEL_DTYPES
 
 _LARGEST_EPS = 1e-2
-"""A float of another name than eps is taken for one up to here."""
+"""The largest number that is taken for an epsilon if it is not named eps."""
 
 _ROOTS = frozenset({"rms_norm", "rsqrt", "sqrt"})
-"""What the code of a norm says whose epsilon is written in it: one of these."""
+"""Names of which a norm's code contains at least one if the epsilon is written in the code."""
 
 _UNKNOWN_WIDTH = 64
-"""The width a norm is tried with that has no weight and does not say how wide it is."""
+"""The width for trying a norm that has no weight and does not say how wide it is."""
 
 
 @dataclass(frozen=True)
 class NormParts:
-    """What was found in a module, by attribute names.
+    """The parts that were found in a module, by attribute name.
 
     Attributes:
-        weight: The one-dimensional parameter or buffer; ``None`` if there is none.
-        eps: What the epsilon may be, as in `NormAdapter`.
+        weight: The parameter or buffer, of at most one dimension; ``None`` if there is none.
+        eps: The possible values of the epsilon, as in `NormAdapter`.
         width: Size of the last dimension.
-        gate: ``"none"``, ``"optional"`` or ``"required"``: what the forward takes besides x.
+        gate: Whether the forward takes a gate besides x: ``"none"``, ``"optional"`` or ``"required"``.
         single: Whether the weight has no dimension: one number for the whole row.
     """
 
@@ -44,8 +44,8 @@ class NormParts:
 
 
 def norm_parts(module: nn.Module) -> NormParts | Rejection | None:
-    """What *module* has, if it is built like an RMSNorm; an answer, if it nearly is; else ``None``."""
-    # The order is that of cost: most of the modules of a model leave at the first line or the second.
+    """The parts of *module* if it is built like an RMSNorm; a rejection if it nearly is; otherwise ``None``."""
+    # Cheap tests come first: most modules of a model leave at the first or the second.
     if module._modules:
         return _parametrized(module) or _around_a_norm(module)
     if _is_of_torch(type(module)):
@@ -65,7 +65,7 @@ def norm_parts(module: nn.Module) -> NormParts | Rejection | None:
         return None
     if tensors[weight].dtype not in MODEL_DTYPES:
         return Rejection(f"{weight} is {tensors[weight].dtype}; supported are float32, bfloat16 and float16")
-    # FSDP leaves a rank without elements of a weight an empty shard; it is whole again when it is used.
+    # FSDP leaves an empty shard on a rank that has no elements of a weight; the weight is whole again when it is used.
     return NormParts(weight, eps, (shape and shape[0]) or _declared_width(vars(module)), gate, single=not shape)
 
 
@@ -74,7 +74,7 @@ def _shape(weight: Tensor) -> tuple[int, ...]:
 
 
 def _parametrized(module: nn.Module) -> Rejection | None:
-    """An answer for a norm whose weight is computed anew at each use."""
+    """A rejection for a norm whose weight is computed anew at each use."""
     if list(module._modules) != ["parametrizations"] or _is_of_torch(type(module)):
         return None
     computed = list(cast("nn.Module", module._modules["parametrizations"])._modules)
@@ -82,13 +82,13 @@ def _parametrized(module: nn.Module) -> Rejection | None:
     if len(computed) + len(dict(_tensors(module))) != 1 or named is None or _gate(type(module).forward) is None:
         return None
     return Rejection(
-        f"its {computed[0]} is computed by a parametrization; a weight that is a parameter is expected: "
+        f"its {computed[0]} is computed by a parametrization, but must be a parameter: "
         f"torch.nn.utils.parametrize.remove_parametrizations(norm, {computed[0]!r}) makes it one"
     )
 
 
 def _around_a_norm(module: nn.Module) -> Rejection | None:
-    """An answer for a norm that calls another and does more to it: what it calls is a site of its own."""
+    """A rejection for a norm that calls another norm and does more: the other norm is a site of its own."""
     if not type(module).__name__.endswith("Norm") or module._parameters:
         return None
     norms = [
@@ -98,17 +98,17 @@ def _around_a_norm(module: nn.Module) -> Rejection | None:
     ]
     if len(norms) != 1:
         return None
-    return Rejection(f"it does more than normalise; its {norms[0]}, which does that, is fused by itself", kind="unlike")
+    return Rejection(f"it does more than normalise; its {norms[0]} is fused as a site of its own", kind="unlike")
 
 
 def _is_of_torch(cls: type[nn.Module]) -> bool:
-    """Whether the forward is one of torch's own modules, which says what it computes; one of them is an RMSNorm."""
+    """Whether the forward is that of a module of torch other than `nn.RMSNorm`, so that its formula is known."""
     ours = cls.forward is nn.RMSNorm.forward
     return not ours and str(getattr(cls.forward, "__module__", "")).startswith("torch.nn.modules.")
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    # FSDP's flattened parameters are left on the module as plain attributes.
+    # FSDP leaves its flattened parameters on the module as plain attributes.
     for store in (module._parameters, module._buffers, vars(module)):
         for name, value in store.items():
             if isinstance(value, Tensor):
@@ -124,7 +124,7 @@ def _find_eps(attributes: dict[str, Any], *, by_name_only: bool) -> str | None:
 
 
 def _written_eps(cls: type[nn.Module]) -> tuple[float | None, ...]:
-    """What the epsilon may be if no attribute is; nothing if the code takes no root."""
+    """The possible values of the epsilon if no attribute holds it; none if the code takes no root."""
     code_names = names(cls.forward, cls)
     if not _ROOTS & code_names.keys():
         return ()
@@ -138,7 +138,7 @@ def _is_eps(value: object, *, or_none: bool = False) -> bool:
 
 @remembered
 def _gate(forward: Callable[..., Any]) -> str | None:
-    """How *forward* takes a gate; ``None`` if it takes anything but a tensor and perhaps a second one."""
+    """How *forward* takes a gate; ``None`` if it takes anything but one or two tensors."""
     _, *parameters = inspect.signature(forward).parameters.values()
     if not 1 <= len(parameters) <= 2 or any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
         return None

@@ -1,4 +1,4 @@
-"""Where an RMSNorm is found in a module: by structure alone, leaving to behaviour which variant it is."""
+"""Find RMSNorms by structure alone; their behaviour then tells which variants they are."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from .examples import example_of, mixes_of
 from .parts import NormParts, norm_parts
 
 _MOST_ELEMENTS_CHECKED = 1 << 19
-"""The largest size that a kernel here asks to be checked at."""
+"""The largest size at which a kernel of this package asks to be checked."""
 
 
 def match(site: Site) -> list[Proposal] | Rejection | None:
     """Say whether *site* is built like an RMSNorm, and which variants it may be.
 
-    It is if it is a leaf with at most one floating parameter or buffer, of one dimension or none, an epsilon among its
-    attributes, and a forward that takes one tensor, or a tensor and a gate.
+    A module is built like an RMSNorm if it is a leaf with at most one floating parameter or buffer, of one dimension or
+    none, with an epsilon among its attributes or in its code, and with a forward that takes one tensor, or a tensor and
+    a gate.
     """
     parts = norm_parts(site.module)
     if parts is None or isinstance(parts, Rejection):
@@ -42,7 +43,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             adapters=tuple(_adapters(site.module, parts)),
             example=functools.partial(example_of, parts, _epsilon(site.module, parts)),
             mixes=mixes,
-            # Without a weight nothing says in which dtype the module stands.
+            # Without a weight, nothing tells the dtype of the module.
             likely=mixes[1:]
             if weight is None
             else [mix for mix in usual_mixes(mixes, site.device_type) if mix.weight is mixes[0].weight],
@@ -54,9 +55,9 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
 
 
 def _working_roundings(width: int) -> float:
-    """Sixteen for the arithmetic of a row, forward and backward, and what a sum over all rows loses.
+    """Sixteen for the arithmetic of a row, forward and backward, plus the loss of a sum over all rows.
 
-    Added one after the other, as compilers do, the *n* terms of a weight's gradient end up about √n / 5 roundings away
+    A compiler adds the *n* terms of a weight's gradient one after the other, which ends up about √n / 5 roundings away
     from their sum: each partial sum is rounded, and these errors add up like a random walk.
     """
     return 16.0 + math.sqrt(_MOST_ELEMENTS_CHECKED / width) / 4
@@ -71,7 +72,7 @@ def _epsilon(module: nn.Module, parts: NormParts) -> float:
 def _adapters(module: nn.Module, parts: NormParts) -> Iterator[NormAdapter]:
     gated, weights = parts.gate != "none", tuple(dict.fromkeys((parts.weight, None)))
     if "rms_norm" in names(type(module).forward, type(module)):
-        # Bitwise "cast-last" as well, but told from it under autocast.
+        # Bit for bit the same as "cast-last", except under autocast.
         yield from (
             NormAdapter("torch", weight, eps, single=parts.single and weight is not None)
             for weight, eps in itertools.product(weights, parts.eps)
@@ -96,7 +97,7 @@ def _variants(gated: bool, weight: str | None) -> Iterable[str]:
 
 
 def _groupings(attributes: dict[str, Any]) -> list[tuple[str | None, str | None]]:
-    """The ways to read the attributes that speak of groups, as names of (a size, a number of groups)."""
+    """The ways to read the attributes named after groups: pairs (name of a size, name of a number of groups)."""
     groups = [name for name, v in attributes.items() if "group" in name and (v is None or type(v) is int)]
     sizes: list[tuple[str | None, str | None]] = [(name, None) for name in groups]
     numbers: list[tuple[str | None, str | None]] = [(None, name) for name in groups if attributes[name]]

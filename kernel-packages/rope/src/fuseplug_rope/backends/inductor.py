@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def compute(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
     """`fuseplug_rope.reference.rope`, fused: the same arguments, result and errors.
 
-    The result is the reference's up to rounding: intermediate roundings to a half type are left out, so it is as a rule
-    nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers it *is* the reference, for the
-    compiler around it to fuse further.
+    The result is the reference's up to rounding: intermediate roundings to a half type are left out, so the result is
+    as a rule nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers, the reference
+    computes it, so that the compiler around it can fuse further.
     """
     if not (_is_one_rotation(variant, q, k, cos, sin) and worth_compiling(q.shape, q, k, cos, sin)):
         return by_reference(reference.compute, variant, q, k, cos, sin)
@@ -38,9 +38,9 @@ rope = computed_by(compute, reference.rope)
 
 
 def _is_one_rotation(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
-    """Whether the formula computes it, and faster than PyTorch does."""
+    """Whether the formula computes this call, and faster than PyTorch does."""
     if variant.writes == "pairs" and variant.width != "whole":
-        return False  # Inductor joins pairs and a rest element by element: 774 µs where eager takes 561
+        return False  # Inductor joins pairs and the rest element by element: 774 µs, where eager takes 561
     alike = k is None or (k.dim() == q.dim() and k.numel() > 0)
     if not alike or q.dim() == 1 or cos.shape[-1] % 2 or cos.shape != sin.shape:
         return False
@@ -67,9 +67,9 @@ def rope_formula(x: Tensor, cos: Tensor, sin: Tensor, variant: str, rotated: int
 
 
 def _halves(x: Tensor, cos: Tensor, sin: Tensor, variant: Variant, dtype: torch.dtype) -> Tensor:
-    """Each coordinate apart, from its half or its place in the pairs; both are written in rows.
+    """Rotate each coordinate apart, read from its half or its place in the pairs; both are written in rows.
 
-    They are cast before they are joined, forward and backward, or what is joined is a buffer of wide numbers.
+    The coordinates are cast before they are joined, forward and backward. Otherwise the joined buffer would be wide.
     """
     a, b = (plane.to(cos.dtype) for plane in _planes(x, variant.reads))
     (cos_a, cos_b), (sin_a, sin_b) = (_planes_of_table(table, variant) for table in (cos, sin))
@@ -78,7 +78,7 @@ def _halves(x: Tensor, cos: Tensor, sin: Tensor, variant: Variant, dtype: torch.
 
 
 def _pairs(x: Tensor, cos: Tensor, sin: Tensor, variant: Variant, dtype: torch.dtype) -> Tensor:
-    """Element for element, in one row: what is written two apart is not written in vectors."""
+    """Rotate element by element, in one row: Inductor does not vectorise writes to every second element."""
     x = x.to(cos.dtype)
     if variant.table != "full":
         cos, sin = (_each_twice(table, x.shape[-1] // 2) for table in (cos, sin))

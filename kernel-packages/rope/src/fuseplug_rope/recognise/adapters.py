@@ -1,4 +1,4 @@
-"""How a rotary function is called, put into the one signature of the reference."""
+"""How the calls of a rotary function become calls with the one signature of the reference."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fuseplug import Adapter, Compute
 from .roles import Roles
 
 RowAlignment = Literal["all", "first", "last", "patches"]
-"""Which tokens and which rows of the tables belong together where there are more of one than of the other.
+"""Which tokens and rows of the tables belong together if there are more of one than of the other.
 
-There must not be, ``"all"``; the ``"first"`` rows are used, or the ``"last"`` ones; or the last tokens are rotated, the
-``"patches"``.
+With ``"all"``, there must not be. The ``"first"`` or the ``"last"`` rows are used; or only the last tokens are rotated,
+the ``"patches"``.
 """
 
 
@@ -28,10 +28,10 @@ class RotaryAdapter(Adapter):
     Attributes:
         variant: A key of `fuseplug_rope.reference.VARIANTS`.
         roles: What the function's parameters are.
-        unsqueeze: The dimension that it adds to the tables, if no parameter says; ``None`` for none.
-        gathers: Whether it picks the rows of the tables by the positions.
+        unsqueeze: The dimension that the function adds to the tables if no parameter says which; ``None`` for none.
+        gathers: Whether the function picks the rows of the tables by the positions.
         alignment: Which tokens and rows of the tables belong together.
-        bare: Whether without k a tensor is returned, not a tuple.
+        bare: Whether the function returns a tensor, not a tuple, if there is no k.
     """
 
     variant: str
@@ -44,9 +44,9 @@ class RotaryAdapter(Adapter):
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return a function with the positional parameters of the one it replaces.
 
-        What it rotates is ``(..., head_dim)``, floating; the tables are ``(..., angles)``, with the dimensions that
-        *unsqueeze* adds broadcastable to that, and float or, for frequencies, complex. The result is what is rotated in
-        the same shapes, one tensor or a tuple. Errors are those of `reference.rope`.
+        The tensors to rotate are ``(..., head_dim)``, floating. The tables are ``(..., angles)``, float or, for
+        frequencies, complex; with the dimension that *unsqueeze* adds, they are broadcastable to the tensors. The
+        result is the rotated tensors in their shapes, one tensor or a tuple. Errors are those of `reference.rope`.
         """
         roles = self.roles
         ordinary = (roles.rotated, roles.cos, roles.sin, roles.sections) == ((0, 1), 2, 3, None)
@@ -62,7 +62,7 @@ class RotaryAdapter(Adapter):
             return lambda q, k, cos, sin, *_: compute(q, k, cos.unsqueeze(fixed), sin.unsqueeze(fixed), variant=variant)
         place, default = at - 4, self.roles.defaults[at]
 
-        # Lean, because at one token this function is what the caller waits for.
+        # Lean, because with one token the caller waits for this function.
         def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *others: Any) -> Any:
             dim = others[place] if len(others) > place else default
             return compute(q, k, cos.unsqueeze(dim), sin.unsqueeze(dim), variant=variant)
@@ -91,7 +91,7 @@ class RotaryAdapter(Adapter):
             numbers = values[roles.frequencies]
             cos, sin = numbers.real, numbers.imag
         elif roles.pairs is not None:
-            # The rows of the first tokens, as many as there are of these.
+            # As many rows as there are tokens, from the first on.
             cos, sin = values[roles.pairs][: values[roles.rotated[0]].shape[0]].unbind(-1)
         else:
             cos, sin = values[roles.cos], values[roles.sin]  # type: ignore[index]
@@ -111,7 +111,7 @@ class MethodAdapter(Adapter):
 
     Attributes:
         variant: A key of `fuseplug_rope.reference.VARIANTS`.
-        function: The adapter of such a function.
+        function: The adapter for a function that is called so.
     """
 
     variant: str
@@ -130,7 +130,7 @@ class ConformerAdapter(Adapter):
     Attributes:
         variant: A key of `fuseplug_rope.reference.VARIANTS`.
         heads: Name of the attribute with the number of heads.
-        head_dim: Name of that with the size of a head.
+        head_dim: Name of the attribute with the size of a head.
     """
 
     variant: str
@@ -190,7 +190,7 @@ def _with_last(compute: Compute, variant: str, xs: Sequence[Tensor], cos: Tensor
 
 
 def _patches(compute: Compute, variant: str, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> list[Tensor]:
-    """Rotate the last tokens, as many as the tables have rows; those before them have no place."""
+    """Rotate the last tokens, as many as the tables have rows; the tokens before them have no position."""
     before = [x.shape[-2] - sin.shape[-2] for x in xs]
     rotated = _all(compute, variant, [x[..., n:, :] for x, n in zip(xs, before, strict=True)], cos, sin)
     return [torch.cat((x[..., :n, :], y), dim=-2) if n else y for x, n, y in zip(xs, before, rotated, strict=True)]

@@ -1,4 +1,4 @@
-"""The forms in which models call a rotary function: which of them it takes is found by calling it."""
+"""The forms in which models call a rotary function. Calling a function shows which forms it takes."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from fuseplug import Example
 from .adapters import RowAlignment
 from .roles import Roles
 
-# No two alike, and no table so narrow that half of it is one, so that nothing fits another dimension by chance.
+# No two sizes are alike, and half a table is wider than one, so that nothing fits another dimension by chance.
 _SIZES = {"b": 2, "h": 3, "s": 5, "t": 7, "1": 1}
 _K_HEADS = 2
 HALF_TYPES = (torch.bfloat16, torch.float16)
 SMALL_HEAD, _LARGE_HEAD = 16, 64
 _LARGE = 1 << 10
-"""Elements from which an example has heads of the size that the module has."""
+"""The number of elements from which on an example has heads of the module's size."""
 
 _ROWS_BEYOND = 2
 
 
 class CallLayout(NamedTuple):
-    """How the dimensions of x and of the tables lie: batch, heads, sequence, head_dim; ``t`` rows to be picked from.
+    """The dimensions of x and of the tables, in order: batch, heads, sequence, head_dim; ``t`` is rows to pick from.
 
     Attributes:
-        x: Those of x.
-        table: Those of the tables.
-        dims: What the tables may be unsqueezed at to be right here; ``None`` is nowhere.
+        x: The dimensions of x.
+        table: The dimensions of the tables.
+        dims: Where the tables may be unsqueezed to fit x; ``None`` for nowhere.
     """
 
     x: str
@@ -46,7 +46,7 @@ WITH_PARAMETER = (
     CallLayout("bshd", "bsd", (2, -2)),
     CallLayout("bhsd", "sd", (0,)),
 )
-"""For a function with a parameter for the dimension; each is tried with each of its dimensions."""
+"""For a function with a parameter for the dimension; each layout is tried with each of its *dims*."""
 
 WITHOUT_PARAMETER = (
     CallLayout("shd", "sd", (1, -2)),
@@ -63,7 +63,7 @@ WITH_PAIRS = (
     CallLayout("sbhd", "s1d", (2, -2)),
     CallLayout("sbhd", "sbd", (2, -2)),
 )
-"""For a function whose table is of pairs, where the sequence comes first."""
+"""For a function whose table holds pairs; the sequence comes first."""
 
 Width = Literal["full", "half", "three-quarters", "quarter"]
 WIDTH_SHARES: dict[Width, float] = {"full": 1.0, "half": 0.5, "three-quarters": 0.75, "quarter": 0.25}
@@ -77,12 +77,12 @@ class Form:
     """One way to call the function.
 
     Attributes:
-        layout: How dimensions lie.
+        layout: The order of the dimensions.
         width: How many angles the tables have, as a share of head_dim.
         dim: The dimension to unsqueeze, given explicitly; ``None`` if it is left to the default.
-        positions: What is given for them: nothing, ``"ids"`` beside tables that have a row for each token already, or
-            ids into a ``"table"``.
-        alignment: Which numbers of tokens and of rows differ.
+        positions: What is given as positions: nothing, ``"ids"`` beside tables that already have a row for each token,
+            or ids into a ``"table"``.
+        alignment: How the numbers of tokens and of rows differ.
         without_k: Whether k is ``None``.
     """
 
@@ -112,14 +112,14 @@ def arguments(form: Form, roles: Roles, mix: CallMix, make: Make, tokens: int, h
     Args:
         form: The form of the call.
         roles: What the function's parameters are.
-        mix: Dtypes.
-        make: ``make(shape, dtype)``, a tensor; of numbers that may be anything.
+        mix: The dtypes.
+        make: ``make(shape, dtype)`` returns a tensor of any numbers.
         tokens: The length of the sequence.
         head_dim: The size of a head.
 
     Returns:
-        Tensors shaped as the form's layout says, the last dimension being *head_dim* for what is rotated and the width
-        of the form for tables, in the dtypes of *mix*; positions ``(batch, tokens)`` int64. A k that is left out is
+        Tensors shaped as the form's layout says, in the dtypes of *mix*; their last dimension is *head_dim* if they are
+        to be rotated, and the form's width for tables. Positions are ``(batch, tokens)`` int64. A k that is left out is
         ``None``.
     """
     sizes = {**_SIZES, "s": tokens, "t": tokens + _ROWS_BEYOND, "d": head_dim}
@@ -131,7 +131,7 @@ def arguments(form: Form, roles: Roles, mix: CallMix, make: Make, tokens: int, h
         values[at] = None if form.without_k and number else _projected(form.layout.x, tensor_sizes, make, dtype)
     angles = int(head_dim * WIDTH_SHARES[form.width])
     rows = form.layout.table if form.positions != "table" else "td"
-    # The tables of the first rows, and those that a short q takes the end of, are longer than the first tensor.
+    # Tables whose first rows are used, or whose last rows a short q uses, are longer than the first tensor.
     longer = _ROWS_BEYOND if form.alignment in ("first", "last") else 0
     table_sizes = {**sizes, "s": tokens + longer, "d": angles}
     shape = [table_sizes[dim] for dim in rows]
@@ -172,10 +172,11 @@ def accepted(
         function: The function.
         roles: What its parameters are.
         head_dim: The size of the heads that it is given.
-        plain: How many angles the tables may have in its plainest form.
+        plain: The widths that the tables may have in the plainest form.
 
     Returns:
-        The forms that it takes, the plainest first; why it takes none; whether without k it returns a bare tensor.
+        The forms that the function takes, the plainest first; why it takes none; and whether it returns a bare tensor
+        if there is no k.
     """
     why = ""
 
@@ -191,7 +192,7 @@ def accepted(
     base = taken[0]
     narrower: tuple[Width, ...] = ("half", "three-quarters", "quarter")
     widths = [width for width in narrower if width != base.width and takes(replace(base, width=width))]
-    # Where a function takes fewer angles, that is how it will be called.
+    # A function that takes fewer angles will be called with fewer.
     forms = [*(replace(base, width=width) for width in widths), *(form for form in taken if form.width == base.width)]
     forms += [form for form in _uncommon_forms(forms, roles) if takes(form)]
     without_k = next((form for form in forms if form.without_k), None)
@@ -234,12 +235,12 @@ def _uncommon_forms(forms: Sequence[Form], roles: Roles) -> Iterator[Form]:
     if len(roles.rotated) > 1:
         yield replace(first, alignment="last")
         yield replace(first, without_k=True)
-        # A call with the dimension has one argument more than one without: it is another way of calling.
+        # A call that gives the dimension has one argument more, so it is another way of calling.
         yield from (replace(form, without_k=True) for form in forms if form.dim is not None and form.dim > 0)
 
 
 def _error(function: Callable[..., Any], form: Form, roles: Roles, head_dim: int) -> str:
-    """Why *function* does not take *form*; ``""`` if it does, and returns what it is given in the same shapes."""
+    """Why *function* does not take *form*; ``""`` if it does, and returns the rotated tensors in their shapes."""
     try:
         result = _call(function, form, roles, head_dim)
     except Exception as error:  # noqa: BLE001 - a third party's function may raise anything
@@ -249,7 +250,7 @@ def _error(function: Callable[..., Any], form: Form, roles: Roles, head_dim: int
     shapes = [tuple(tensor.shape) for tensor in results if isinstance(tensor, Tensor)]
     zeroed = _arguments_of_zeros(form, roles, head_dim)
     expected = [tuple(zeroed[at].shape) for at in roles.rotated if zeroed[at] is not None]
-    return "" if shapes == expected else f"it gives {shapes} for {expected}"
+    return "" if shapes == expected else f"it returns shapes {shapes}; expected are {expected}"
 
 
 def _call(function: Callable[..., Any], form: Form, roles: Roles, head_dim: int, x: torch.dtype = torch.float32) -> Any:
@@ -274,7 +275,7 @@ def normal(generator: torch.Generator, shape: Sequence[int], dtype: torch.dtype)
 
 
 def mixes(forms: list[Form], roles: Roles, dtype: torch.dtype) -> list[CallMix]:
-    """The plainest form in every combination of dtypes, that of the module first; the other forms in that alone."""
+    """The plainest form in every combination of dtypes, the module's first; the other forms in the first one only."""
     wide = torch.float32
     if roles.frequencies is not None:
         pairs = [(x, x, torch.complex64) for x in (*HALF_TYPES, wide)]
@@ -290,7 +291,7 @@ def mixes(forms: list[Form], roles: Roles, dtype: torch.dtype) -> list[CallMix]:
 def example(
     roles: Roles, small_head: int, large_head: int | None, mix: CallMix, size: int, generator: torch.Generator
 ) -> Example:
-    """Random `arguments` of a mix, with tables whose halves differ; from a size on heads have *large_head* elements."""
+    """Random `arguments` of *mix*, with tables whose halves differ; for a large *size*, heads have *large_head*."""
     width = small_head if size < _LARGE else (large_head or _LARGE_HEAD)
     per_token = width * (_SIZES["h"] * _SIZES["b"] if "b" in mix.form.layout.x else _SIZES["h"])
     make, tokens = functools.partial(normal, generator), max(_SIZES["s"], -(-size // per_token))

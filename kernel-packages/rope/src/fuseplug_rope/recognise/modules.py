@@ -18,11 +18,11 @@ from fuseplug.reading import hazard
 from ..reference import VARIANTS
 from .function_calls import HALF_TYPES, normal, zeros
 
-# No two alike, so that nothing fits another dimension by chance.
+# No two sizes are alike, so that nothing fits another dimension by chance.
 _BATCH, _TOKENS, _HEADS, _ROWS_BEYOND = 2, 5, 3, 2
 _SMALL = 8
 _LARGE = 1 << 10
-"""Elements from which an example has as many angles as the module."""
+"""The number of elements from which on an example has as many angles as the module."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Tables:
     """The tables, ``(positions, angles)``, by name.
 
     Attributes:
-        cos: That of cosines; without *sin* one of complex numbers, or of pairs of a cosine and a sine.
-        sin: That of sines.
-        pairs: Whether it is one of pairs.
+        cos: The table of cosines; without *sin*, a table of complex numbers, or of pairs of a cosine and a sine.
+        sin: The table of sines.
+        pairs: Whether *cos* is a table of pairs.
     """
 
     cos: str
@@ -58,7 +58,7 @@ class ModuleAdapter(Adapter):
 
     Attributes:
         variant: A key of `fuseplug_rope.reference.VARIANTS`.
-        tables: Where they are.
+        tables: Where the tables are.
         sequence: The dimension of tokens, before the heads or after them: -3 or -2.
     """
 
@@ -72,7 +72,7 @@ class ModuleAdapter(Adapter):
         return tuple(name for name in (self.tables.cos, self.tables.sin) if name is not None)
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return ``forward(module, x)``, with positions after x where they are given.
+        """Return ``forward(module, x)``, with positions after x if they are given.
 
         ``x`` is ``(batch, sequence, heads, head_dim)`` or ``(batch, heads, sequence, head_dim)``, as *sequence* says,
         floating, and so is the result; positions are ``(batch, sequence)`` integers. Errors are those of
@@ -97,7 +97,7 @@ class ModuleAdapter(Adapter):
 
 
 class ModuleMix(NamedTuple):
-    """One call to check: dtypes, and what is given for the positions: nothing, ``"none"`` or ``"ids"``."""
+    """One call to check: dtypes, and what is given as positions: nothing, ``None`` (``"none"``) or ``"ids"``."""
 
     x: torch.dtype
     table: torch.dtype
@@ -105,7 +105,7 @@ class ModuleMix(NamedTuple):
 
 
 def match(module: nn.Module) -> list[Proposal] | Rejection | None:
-    """Propose for *module* if it is a leaf with tables and nothing learned, and gives back what has the shape of x."""
+    """Propose for *module* if it is a leaf with tables and without parameters, and returns a tensor shaped like x."""
     if module._modules or module._parameters or (tables := _tables(module)) is None:
         return None
     if (positions := _positions(type(module).forward)) is None:
@@ -165,9 +165,9 @@ def _positions(forward: Callable[..., Any]) -> bool | None:
 
 
 def _is_full(module: nn.Module, tables: Tables) -> bool | None:
-    """Whether there is an angle for each element, not for each plane; ``None`` if what comes back is no rotation.
+    """Whether there is an angle for each element, not for each plane; ``None`` if *module* does not rotate.
 
-    Found by calling a copy: others of the kind hand out their tables.
+    A call of a copy shows it: similar modules return their tables instead.
     """
     copy = object.__new__(type(module))
     dtype = getattr(module, tables.cos).dtype
@@ -202,8 +202,8 @@ def _example(tables: Tables, angles: int, full: bool, mix: ModuleMix, size: int,
     """Random rows and tables.
 
     Returns:
-        x ``(batch, sequence, heads, head_dim)`` in the dtype of x; where *mix* gives positions, these ``(batch,
-        sequence)`` int64 or ``None``; the tables ``(positions, angles)`` in theirs.
+        x ``(batch, sequence, heads, head_dim)`` in its dtype; if *mix* gives positions, ``(batch, sequence)`` int64 or
+        ``None``; and the tables, ``(positions, angles)``, in theirs.
     """
     angles = _SMALL if size < _LARGE else angles
     width = angles if full else 2 * angles

@@ -20,19 +20,19 @@ _MOST_ROTATED = 3
 
 @dataclass(frozen=True)
 class Roles:
-    """The positions of a rotary function's parameters, by what they are.
+    """The positions of a rotary function's parameters, by what the parameters are.
 
     Attributes:
-        rotated: The tensors that are rotated, one to three.
+        rotated: The tensors to rotate, one to three.
         cos: The table of cosines; ``None`` where one table holds both.
         sin: The table of sines.
         frequencies: The table of complex numbers.
         pairs: The table of pairs of a cosine and a sine.
-        positions: Where each token is; looked at or not.
+        positions: The position of each token, whether the function looks at it or not.
         sections: How many angles belong to each axis of multimodal positions.
         unsqueeze: The dimension that the tables lack.
-        defaults: For each parameter what it is if it is not given.
-        required: How many must be given.
+        defaults: For each parameter, its default; ``None`` without one.
+        required: How many parameters must be given.
     """
 
     rotated: tuple[int, ...]
@@ -48,7 +48,7 @@ class Roles:
 
 
 def is_rotary(value: object) -> bool:
-    """Whether *value* looks like a rotary function: it takes cos and sin, or is called rotary and takes angles."""
+    """Whether *value* looks like a rotary function: it takes cos and sin, or is named rotary and takes angles."""
     function = plain_function(value)
     if function is None:
         return isinstance(value, torch.jit.ScriptFunction) and _is_called_rotary(str(value.name))
@@ -67,8 +67,8 @@ def _is_called_rotary(name: str) -> bool:
 def plain_function(value: object) -> types.FunctionType | None:
     """The Python function behind *value*.
 
-    With the ``kernels`` library installed, transformers puts a module in the place of a rotary function, whose forward
-    calls the function from its closure.
+    With the ``kernels`` library installed, transformers puts a module in the place of a rotary function. The module's
+    forward calls the function from its closure.
     """
     if isinstance(value, types.FunctionType):
         return value
@@ -103,7 +103,7 @@ def roles_of(function: types.FunctionType) -> Roles | Rejection:
         else:
             roles[role] = position
     for parameter in parameters:
-        # Keyword arguments beyond the named go to the original, whatever they are.
+        # Keyword arguments beyond the named ones go to the original, whatever they are.
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.KEYWORD_ONLY):
             return _unknown(function, f"{parameter} cannot be given by position")
     if not rotated or not ({"cos", "sin"} <= roles.keys() or {"frequencies", "pairs"} & roles.keys()):

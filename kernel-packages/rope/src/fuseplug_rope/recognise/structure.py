@@ -22,8 +22,8 @@ from .function_calls import HALF_TYPES, CallMix, Form, normal
 from .roles import Roles, is_rotary, is_rotary_name, plain_function, roles_of
 
 _ROUNDINGS = 6.0
-"""A table's gradient is the sum of four parts, of q and of k, of the two coordinates of a plane, each of them rounded
-perhaps twice the size of the sum, by half a rounding: four, and about two more for adding them up in pairs."""
+"""A table's gradient is the sum of four parts: of q and of k, for the two coordinates of a plane. Each part, perhaps
+twice the size of the sum, is rounded by half a rounding. That makes four, and about two more for adding in pairs."""
 
 _HEAD_DIMS = ("qk_rope_head_dim", "head_dim", "head_size", "attention_head_size")
 
@@ -31,10 +31,10 @@ _HEAD_DIMS = ("qk_rope_head_dim", "head_dim", "head_size", "attention_head_size"
 def match(site: Site) -> list[Proposal] | Rejection | None:
     """Propose RoPE for every rotary function that a method of *site* looks up, and for a rotary method of its own.
 
-    And for *site* as a whole if it is a rotation itself (`modules`).
+    Without these, propose it for *site* as a whole if that is a rotation itself (`modules`).
 
-    A rotary function is one that takes cos and sin (or angles, and is called rotary), after the tensors it rotates.
-    In which forms it can be called is found by calling it; which variant it is, Fuseplug finds.
+    A rotary function takes the tensors that it rotates, then cos and sin (or angles, if it is named rotary). Calling a
+    function shows in which forms it can be called; Fuseplug finds out which variant it is.
     """
     module = site.module
     proposals: list[Proposal] = []
@@ -52,7 +52,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
 
 
 def _targets(cls: type) -> Iterator[tuple[Target, Any]]:
-    """What methods of *cls* call that is rotary, and its own rotary methods."""
+    """The rotary functions that methods of *cls* call, and its own rotary methods."""
     for name, method in methods_of(cls).items():
         if is_rotary_name(name):
             yield Target(name), method
@@ -77,8 +77,8 @@ def _proposal(site: Site, target: Target, function: Any) -> Proposal | Rejection
 def _checked(site: Site, mixes: list[CallMix], *, widens: bool) -> dict[str, Any]:
     """The mixes of a proposal, and how exact kernels are in them.
 
-    If what is rotated *widens* to the dtype of the tables, a module in half precision is not called with tables in
-    float32: q and k would then meet a v in half precision, with which no attention takes them.
+    If q and k *widen* to the dtype of the tables, a module in half precision is not called with tables in float32: the
+    rotated q and k would meet a v in half precision, which no attention accepts.
     """
     # Some models keep their tables in float32; and all do under autocast, which gives q and k in half precision.
     wide = mixes[0]._replace(table=torch.float32)
@@ -94,7 +94,7 @@ def _checked(site: Site, mixes: list[CallMix], *, widens: bool) -> dict[str, Any
 def _understand(
     function: Callable[..., Any],
 ) -> tuple[Roles, tuple[Form, ...], tuple[Adapter, ...], bool] | Rejection:
-    """The roles of a rotary function, the forms it takes, what it may be, and whether it widens; or why it is left."""
+    """A rotary function's roles, the forms that it takes, its adapters, whether it widens; or why it is left alone."""
     plain = plain_function(function)
     if plain is None:
         return Rejection("its rotary function is TorchScript, which cannot be read: apply before scripting")
@@ -108,12 +108,12 @@ def _understand(
         return Rejection(f"{plain.__name__} takes none of the known forms of q, k, cos and sin: {why}")
     adapters = tuple(_adapters(roles, forms, bare))
     if not adapters:
-        return Rejection(f"{plain.__name__} takes its tables in {len(forms)} forms, which no variant does together")
+        return Rejection(f"{plain.__name__} takes its tables in {len(forms)} forms, but no variant takes all of them")
     return roles, tuple(forms), adapters, function_calls.widens(function, forms[0], roles)
 
 
 def _adapters(roles: Roles, forms: list[Form], bare: bool) -> Iterator[RotaryAdapter]:
-    """What a function that takes *forms* may be: the variants that take them, with each way to place its tables."""
+    """The adapters for a function that takes *forms*: the variants that take them, with each way to place tables."""
     shares = {function_calls.WIDTH_SHARES[form.width] for form in forms}
     dims: list[int | None] = [None]
     if roles.unsqueeze is None:
@@ -131,13 +131,13 @@ def _adapters(roles: Roles, forms: list[Form], bare: bool) -> Iterator[RotaryAda
 
 
 def _fits(variant: Variant, shares: set[float]) -> bool:
-    """Whether *variant* rotates with tables for these *shares* of a head: all of it, or less too where it may."""
+    """Whether *variant* rotates with tables for these *shares* of a head: all of it or, if it may, also less."""
     rotated = {share * (2 if variant.table == "half" else 1) for share in shares}
     return rotated == {1.0} if variant.width == "whole" else max(rotated) <= 1.0 and rotated != {1.0}
 
 
 def _head_dim(module: nn.Module) -> int | None:
-    """The size of the heads that come, for programs that are compiled for it; only a hint."""
+    """The expected size of a head, for programs that are compiled for it; only a hint."""
     sizes = (vars(module).get(name) for name in _HEAD_DIMS)
     return next((size for size in sizes if type(size) is int and size > 0 and size % 8 == 0), None)
 
@@ -179,7 +179,7 @@ def _proposal_of_method(site: Site, target: Target, method: Any) -> Proposal | R
 
 
 def _proposal_of_method_like_a_function(site: Site, target: Target, bound: Any, roles: Roles) -> Proposal | Rejection:
-    """For a method that is called as rotary functions are; how much it rotates may be an attribute of the module."""
+    """An answer for a method that is called like a rotary function; an attribute may say how much it rotates."""
     module, head_dim = site.module, _head_dim(site.module)
     name = f"{type(module).__name__}.{target.method}"
     if head_dim is None:

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 
 class Attention(nn.Module):
-    """Asks for a rotation, of q with three heads and k with two, as the forward of an attention does.
+    """Has q with three heads and k with two rotated, as the forward of an attention does.
 
     Args:
         head_dim: The size of a head.
     """
 
     table = 1.0
-    """Angles, as a part of head_dim."""
+    """The number of angles, as a share of head_dim."""
 
     def __init__(self, head_dim: int = 16) -> None:
         super().__init__()

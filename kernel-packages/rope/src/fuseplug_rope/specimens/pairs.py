@@ -1,4 +1,4 @@
-"""Attentions that rotate neighbours, by tables with an angle for each element: the name of each says how."""
+"""Attentions that rotate neighbours, with tables of an angle for each element: the name of each says how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attentions whose rotary functions take something else than q, k and two tables of as many rows."""
+"""Attentions whose rotary functions take other arguments than q, k and two tables with as many rows."""
 
 from __future__ import annotations
 

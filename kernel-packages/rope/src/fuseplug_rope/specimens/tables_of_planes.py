@@ -1,4 +1,4 @@
-"""Attentions that rotate neighbours, of whose tables an angle for each plane is read: the name of each says how."""
+"""Attentions that rotate neighbours, and read an angle for each plane: the name of each says how."""
 
 from __future__ import annotations
 

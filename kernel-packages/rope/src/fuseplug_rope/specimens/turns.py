@@ -1,4 +1,4 @@
-"""How halves and pairs are turned, and a rotation put together: what the rotary functions here share."""
+"""The parts that the rotary functions here share: how halves and pairs are turned, and a rotation put together."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def rotary(turn: Callable[[Tensor], Tensor], x: Tensor, cos: Tensor, sin: Tensor
 
 
 def leading(turn: Callable[[Tensor], Tensor], x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """*x* with as many elements rotated as the tables have angles, the first ones."""
+    """*x* with its first elements rotated, as many as the tables have angles."""
     width = cos.shape[-1]
     return torch.cat((rotary(turn, x[..., :width], cos, sin), x[..., width:]), dim=-1)

@@ -1,4 +1,4 @@
-"""Attentions that look no function up: they rotate in a method of their own, or call a module that holds its tables."""
+"""Attentions that look up no function: they rotate in a method of their own, or call a module that holds tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OwnMethod(Attention):
 
 
 class PartialMethod(Attention):
-    """How much is rotated is an attribute."""
+    """An attribute says how much is rotated."""
 
     table = 0.25
 
@@ -73,7 +73,7 @@ class Halves(nn.Module):
 
 
 class Pairs(nn.Module):
-    """Takes positions too."""
+    """Takes positions, too."""
 
     cache: Tensor
 
@@ -100,7 +100,7 @@ class ComplexNumbers(nn.Module):
 
 
 class HeadsFirst(nn.Module):
-    """With an angle for each element, and no cast."""
+    """Has an angle for each element, and casts nothing."""
 
     cos_cached: Tensor
     sin_cached: Tensor
@@ -115,7 +115,7 @@ class HeadsFirst(nn.Module):
 
 
 class ModuleOfHalves(Attention):
-    """A module rotates: one that holds its tables."""
+    """Rotates by a module that holds its own tables."""
 
     module: type[nn.Module] = Halves
 

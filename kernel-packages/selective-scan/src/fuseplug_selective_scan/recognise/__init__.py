@@ -1,4 +1,4 @@
-"""Where a selective scan is found in a module, how it is called, and on what examples it is tried."""
+"""Finds the selective scans of a module, and says how to call them and with which examples to try them."""
 
 from .structure import match
 

@@ -1,4 +1,4 @@
-"""How the function of a model is called, put into the signature of the reference."""
+"""Adapters from the signatures of models' functions to the signature of the reference."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch import Tensor
 from fuseplug import Adapter, Compute
 
 _PACKED = ("seq_idx", "cu_seqlens")
-"""Keywords that say where packed sequences begin. A function that computes without them raises."""
+"""Keywords that say where packed sequences begin. A function that cannot keep sequences apart raises if it gets one."""
 
 _FEWEST = 8
-"""Tokens. Below, the original is as fast: there the kernel's time is that of its operations' starts."""
+"""Tokens. With fewer, the original is as fast, because starting operations takes all of the kernel's time."""
 
 
 @dataclass(frozen=True)
 class ScanAdapter(Adapter):
-    """Calls a selective scan in the place of a function that a method looks up."""
+    """Calls the kernel in the place of a selective scan that a method looks up."""
 
     variant = "s6"
     is_step: ClassVar[bool] = False
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return a function with the parameters that those of models have.
+        """Return a function with the parameters of models' own scans.
 
-        Shapes and errors are those of `fuseplug_selective_scan.reference.selective_scan`. A call is the original's if
-        it has packed sequences, groups of B or C, or fewer than `_FEWEST` tokens.
+        Shapes and errors are those of `fuseplug_selective_scan.reference.selective_scan`. A call goes to the original
+        if it has packed sequences, groups of B or C, or fewer than `_FEWEST` tokens.
         """
 
         def scan(
@@ -46,7 +46,7 @@ class ScanAdapter(Adapter):
             use_associative_scan: bool = False,
             **kwargs: Any,
         ) -> Any:
-            del use_mambapy, use_associative_scan  # how it is computed
+            del use_mambapy, use_associative_scan  # they choose only how the original computes
             packed = bool(kwargs) and any(kwargs.get(name) is not None for name in _PACKED)
             batch, channels, tokens = hidden_states.shape
             shape = (batch, A.shape[-1], tokens)
@@ -61,17 +61,17 @@ class ScanAdapter(Adapter):
 
 @dataclass(frozen=True)
 class StepAdapter(Adapter):
-    """Calls a selective scan of one token in the place of a function that writes into the state, as in decoding."""
+    """Calls the kernel for one token, in the place of a function for decoding that writes into the state."""
 
     variant = "s6"
     is_step: ClassVar[bool] = True
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return a function with the parameters that those of models have.
+        """Return a function with the parameters of models' own functions for one token.
 
         Its *state* is ``(batch, channels, states)``; other shapes are those of
-        `fuseplug_selective_scan.reference.selective_scan`, without the dimension of the tokens. It is written into as
-        the last thing, when nothing can raise any more.
+        `fuseplug_selective_scan.reference.selective_scan`, without the dimension of the tokens. The function writes
+        into *state* last, when nothing can raise any more.
         """
 
         def step(

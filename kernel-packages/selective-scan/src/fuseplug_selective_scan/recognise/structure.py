@@ -1,4 +1,4 @@
-"""Where selective scans are found: in the functions that the methods of a module look up."""
+"""Finds selective scans among the functions that the methods of a module look up."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from fuseplug_backends.looked_up import looked_up, positional_parameters
 from .adapters import ScanAdapter, StepAdapter
 
 _PARAMETERS = ("A", "B", "C", "D", "z", "delta_bias", "delta_softplus", "return_last_state")
-"""What follows x and dt in the signature of such a function."""
+"""The parameters after x and dt in the signature of a selective scan."""
 
 _STEP_PARAMETERS = ("A", "B", "C", "D", "dt_bias", "dt_softplus", "z")
-"""What follows the state, x and dt in the signature of a function for one token, which writes into the state."""
+"""The parameters after the state, x and dt in the signature of a function for one token that writes into the state."""
 
 _CHOICES = ("use_mambapy", "use_associative_scan")
-"""Parameters that choose how it is computed. Without the package of that name, the first changes nothing."""
+"""Parameters that choose how the original computes. Without the package mambapy, the first changes nothing."""
 
 _ROUNDINGS = 8.0
-"""The sum of dt and its bias, and the softplus of that; both go into the decay and into what is written; the state that
-is read, what is read of it, and the gate. The gradient goes the same way back."""
+"""The sum of dt and its bias, and the softplus of this sum, which both enter the decay and the written values; then the
+state that is read, the values read from it, and the gate. The gradient goes back the same way."""
 
 _WORKING_ROUNDINGS = 16.0 + 3 * 3.0
-"""Sixteen for the arithmetic. A result is a sum over the tokens before it, its gradient goes the same way back, and the
-gradient of A, D or the bias is a sum over all tokens: √n / 4 for each, of the 148 in the largest check."""
+"""Sixteen for the arithmetic, and √n / 4 for each of three sums over tokens; n is 148 in the largest check. A result is
+a sum over the tokens before it, its gradient goes back the same way, and the gradient of A, D or the bias is a sum
+over all tokens."""
 
 _LARGE = 1 << 10
-"""Elements from which an example has more channels, and several chunks of tokens."""
+"""Elements from which on an example has more channels and states."""
 
 
 class ScanMix(NamedTuple):
@@ -43,9 +44,9 @@ class ScanMix(NamedTuple):
 
     Attributes:
         x: The dtype of x, dt, B, C and z.
-        continued: Whether the last state is asked for.
-        bare: Whether there is neither a gate nor a bias nor a softplus. There is always a skip: without one, the
-            original's result is in the dtype of autocast, and no model is known that has none.
+        continued: Whether the call asks for the last state.
+        bare: Whether the call has neither a gate nor a bias nor a softplus. It always has a skip: without one, the
+            original's result has the dtype of autocast, and no known model lacks it.
     """
 
     x: torch.dtype
@@ -54,7 +55,13 @@ class ScanMix(NamedTuple):
 
 
 class StepMix(NamedTuple):
-    """One combination to check, for one token: the dtypes of x, dt, B, C and z, and of D; *bare* without a softplus."""
+    """One combination to check for one token.
+
+    Attributes:
+        x: The dtype of x, dt, B, C and z.
+        D: The dtype of D.
+        bare: Whether the call has neither a bias nor a softplus.
+    """
 
     x: torch.dtype
     D: torch.dtype
@@ -62,9 +69,10 @@ class StepMix(NamedTuple):
 
 
 def match(site: Site) -> list[Proposal] | Rejection | None:
-    """Propose a selective scan for each function of such a signature that a method looks up.
+    """Propose to replace each function that a method looks up and that has the signature of a selective scan.
 
-    Functions for one token are those of a module that also looks up a scan: Mamba2's have the same signature.
+    A function for one token counts only in a module that also looks up a scan, because Mamba-2's function for one token
+    has the same signature.
     """
     module = site.module
     if next(module.children(), None) is None:
@@ -81,7 +89,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
 
 def _written_out(module: torch.nn.Module) -> Rejection | None:
     A_log = getattr(module, "A_log", None)
-    # Of one dimension it is another recurrence's, of the same family.
+    # An A_log of one dimension belongs to another recurrence of the same family.
     if callable(getattr(module, "slow_forward", None)) and isinstance(A_log, Tensor) and A_log.dim() > 1:
         return Rejection(
             "its selective scan is written out in its forward, as in transformers 4.57; what is replaced is a function "
@@ -91,20 +99,19 @@ def _written_out(module: torch.nn.Module) -> Rejection | None:
 
 
 def scans(value: object) -> bool:
-    """Whether *value* has the signature of such a function."""
+    """Whether *value* is a function with the signature of a selective scan."""
     return isinstance(value, types.FunctionType) and positional_parameters(value)[2:10] == _PARAMETERS
 
 
 def steps(value: object) -> bool:
-    """Whether *value* has the signature of such a function for one token."""
+    """Whether *value* is a function with the signature of a selective scan for one token."""
     return isinstance(value, types.FunctionType) and positional_parameters(value)[3:10] == _STEP_PARAMETERS
 
 
 def _ask(function: Callable[..., Any]) -> None:
-    """Let memoised questions of *function*, such as which packages are installed, have their answers.
+    """Call the memoised functions without parameters that *function* uses, such as those that look for a package.
 
-    The function asks them in every call, and the reader takes an answer that is there for a constant; but it runs
-    nothing.
+    *function* calls them every time. The reader takes a memoised answer for a constant, but runs nothing to get one.
     """
     plain: Any = inspect.unwrap(function)
     for name in plain.__code__.co_names:
@@ -146,12 +153,12 @@ def _step_proposal(own: torch.dtype, target: Target) -> Proposal:
 
 
 def _example(choices: Sequence[str], mix: ScanMix, size: int, generator: torch.Generator) -> Example:
-    """A call as mixers make it: shapes are those of `fuseplug_selective_scan.reference.selective_scan`.
+    """A call as mixers make it, with the shapes of `fuseplug_selective_scan.reference.selective_scan`.
 
-    Steps times A are between a hundredth and some ten.
+    Steps times A are between a hundredth and about ten.
     """
     channels, states = (6, 4) if size < _LARGE else (16, 8)
-    # In the original's backward, twice the tokens take four times as long.
+    # The original's backward takes four times as long for twice the tokens.
     tokens = 10 + min(64, size // (2 * channels))
     shape = (max(2, size // (tokens * channels)), channels, tokens)
     x, dt, A, B, C, D, z, bias = _inputs(mix.x, shape, states, generator)
@@ -168,7 +175,7 @@ def _example(choices: Sequence[str], mix: ScanMix, size: int, generator: torch.G
 
 
 def _step_example(mix: StepMix, size: int, generator: torch.Generator) -> Example:
-    """A call as mixers make it in decoding: the states before, and what else is without the dimension of the tokens."""
+    """A call as mixers make it in decoding: the state before, and arguments without the dimension of the tokens."""
     channels, states = (6, 4) if size < _LARGE else (16, 8)
     batch = max(2, size // (channels * states))
     inputs = _inputs(mix.x, (batch, channels, 1), states, generator)
@@ -179,7 +186,7 @@ def _step_example(mix: StepMix, size: int, generator: torch.Generator) -> Exampl
 
 
 def _inputs(dtype: torch.dtype, shape: tuple[int, int, int], states: int, generator: torch.Generator) -> list[Tensor]:
-    """x, dt, A, B, C, D, z, delta_bias for ``(batch, channels, tokens)``; channels lie side by side in all but dt."""
+    """x, dt, A, B, C, D, z, delta_bias for ``(batch, channels, tokens)``; channels are adjacent in all but dt."""
     batch, channels, tokens = shape
 
     def normal(*shape: int) -> Tensor:

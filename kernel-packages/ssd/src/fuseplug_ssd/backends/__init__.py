@@ -1,1 +1,1 @@
-"""How it is computed: a module for each backend, with the function that its kernel names."""
+"""One module for each backend, with the function that the backend's kernel names."""

@@ -1,10 +1,10 @@
 """The recurrence of Mamba-2 by operations of PyTorch, forward and backward in time and memory linear in the tokens.
 
-Tokens are computed in chunks. Between forward and backward the arguments are kept, and the states before each chunk.
-All else is computed anew. The class of a segment says how many chunks and sequences are computed at once, and how it
-goes from chunk to chunk.
+Tokens are computed in chunks. The arguments and the states before each chunk are kept for the backward, which computes
+everything else anew. A segment class says how many chunks and sequences are computed at once, and how the states go
+from chunk to chunk.
 
-One token without gradients is a step of decoding, and computed by itself.
+A call of one token without gradients is a decoding step, which has its own function.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ..reference import Step, working_dtype
 from .segment import CHUNK, Inputs, Segment
 
 _BY_TOKEN = ("x", "dt", "B", "C")
-"""Arguments whose gradients are no sums over tokens."""
+"""Arguments whose gradients are not sums over tokens."""
 
 
 def in_chunks(segment: type[Segment]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Make the function of a backend, with derivatives, of what computes some chunks.
+    """Make the differentiable function of a backend from its segment class.
 
     Returns:
-        ``function(step, *tensors)``: the arguments and results of `fuseplug_ssd.reference.compute`, floating tensors
-        with elements on one device.
+        ``function(step, *tensors)``, with the arguments and results of `fuseplug_ssd.reference.compute`. The tensors
+        must be floating, not empty, and on one device.
     """
     forward, backward = (functools.partial(function, segment) for function in (_forward, _backward))
     function: Callable[..., tuple[Tensor, Tensor]] = differentiable(forward, backward, reference.compute, plain)
@@ -40,7 +40,7 @@ def in_chunks(segment: type[Segment]) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def _parts(segment: type[Segment], x: Tensor) -> Iterator[tuple[slice, list[slice]]]:
-    """Some sequences after the others, each time with the tokens of every segment."""
+    """Each group of sequences, with the tokens of every segment."""
     batch, tokens, heads, _ = x.shape
     of_chunk = heads * CHUNK * min(tokens, CHUNK)
     chunks = max(1, min(segment.most_chunks, segment.at_once // of_chunk, -(-tokens // CHUNK)))
@@ -80,7 +80,7 @@ def _forward(
                     kept = before[_chunks(tokens), sequences]
                     kept.copy_(some.before.view(kept.shape))
                 some.write(result[sequences, tokens], some.result())
-                # The states before may be a view of these.
+                # Only now: some.before may be a view of these states.
                 states[sequences] = after
     return (result, states), (before,)
 
@@ -110,14 +110,14 @@ def _backward(
                         place = gradients[name][sequences, tokens]
                         some.write(place if place.dim() == 4 else place.unsqueeze(-1), of_part[name])
                     else:
-                        # Sums are added up in the dtype of the computation.
+                        # Gradients that are sums accumulate in the dtype of the computation.
                         gradients[name] = gradients[name] + of_part[name] if name in gradients else of_part[name]
     results = [gradients[name].to(getattr(inputs, name).dtype) for name in wanted]
     return [*results, of_states.to(initial_states.dtype)] if needs[-1] else results
 
 
 def _step(step: Step, dtype: torch.dtype, inputs: Inputs, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """One token: the formula, in as few passes over the states as it can do with."""
+    """The formula for one token, in as few passes over the states as possible."""
     x, dt, B, C = (tensor.to(dtype) for tensor in (inputs.x, inputs.dt, inputs.B, inputs.C))
     (batch, _, groups, states), shape = B.shape, (len(x), *x.shape[2:], B.shape[3])
     dt = step.size(dt if inputs.dt_bias is None else dt + inputs.dt_bias)
@@ -128,6 +128,6 @@ def _step(step: Step, dtype: torch.dtype, inputs: Inputs, state: Tensor | None) 
     else:
         decays = (dt * inputs.A).exp_().view(*shape[:2], 1, 1)
         last = (state * decays).view(batch * groups, -1, states).addcmul_(written, B)
-    # torch is slower with one column on the right.
+    # torch.bmm is slower if its right operand has a single column.
     y = torch.bmm(C, last.mT).view(x.shape)
     return y if inputs.D is None else y.addcmul_(x, inputs.D.to(dtype).unsqueeze(-1)), last.view(shape)

@@ -1,4 +1,4 @@
-"""The recurrence of Mamba-2 on CPUs: in chunks, by operations of PyTorch. Nothing is compiled."""
+"""The recurrence of Mamba-2 on CPUs, in chunks, by operations of PyTorch. Nothing is compiled."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .segment import Segment
 def compute(step: Step, *tensors: Any) -> tuple[Tensor, Tensor]:
     """`fuseplug_ssd.reference.ssd` in chunks: the same arguments, results and errors.
 
-    Matmuls are in float32, under autocast too. For ``torch.compile``, ``torch.export`` and other tracers it *is* the
-    reference.
+    Matmuls are in float32, even under autocast. Under ``torch.compile``, ``torch.export`` and other tracers, it calls
+    the reference.
     """
     if not plain_floating(*tensors):
         return by_reference(reference.compute, step, *tensors)

@@ -1,11 +1,12 @@
-"""The recurrence of Mamba-2 on Ascend NPUs: in chunks, by operations of torch, few launches of large tensors.
+"""The recurrence of Mamba-2 on Ascend NPUs, in chunks, by operations of torch: few launches on large tensors.
 
-Nothing here imports torch_npu: tensors on an NPU mean that it is loaded. Nothing waits for the device. Everything is
-computed in float32, with matmuls that `torch.npu.matmul.allow_hf32` does not round unless somebody turns that on.
+Nothing here imports torch_npu: a tensor on an NPU means that it is loaded. Nothing waits for the device. Everything is
+computed in float32; matmuls round their inputs only if somebody turns on `torch.npu.matmul.allow_hf32`.
 
-The number of launches does not depend on that of chunks. All are computed at once, and the states before them come of
-one matmul, with the decays between each two. A call of one segment of whole chunks, with D and a bias and without
-states before, launches 34; with the backward of its result, 114. A last chunk that is not whole adds 15 and 38.
+The number of launches does not depend on the number of chunks. All chunks are computed at once, and one matmul with the
+decays between every two chunks gives the states before each. A call of one segment of whole chunks, with D and a bias
+and without initial states, makes 34 launches, or 114 with the backward of its result. A last chunk that is not whole
+adds 15 or 38.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .segment import Segment
 
 
 class NpuSegment(Segment):
-    """Some chunks, all at once: 32 of 64 heads, and 64 at most."""
+    """Several chunks, computed at once: 32 if there are 64 heads, and never more than 64."""
 
     at_once = 1 << 23
     most_chunks = 64
@@ -41,7 +42,7 @@ class NpuSegment(Segment):
         self._through = sums[..., -1].view(-1, self.batch * self.heads)
 
     def scan(self, state: Tensor) -> Tensor:
-        """As `Segment` does it, but for all chunks at once."""
+        """As `Segment.scan`, but for all chunks at once."""
         added = self._room(state, 0)
         written = self._by_token(self.dt_x * self.until.unsqueeze(-1))
         torch.bmm(written.mT, self.B, out=added[1:].view(len(self.x), -1, self.states))
@@ -56,11 +57,11 @@ class NpuSegment(Segment):
         return of_states[1:].view(self.before.shape), of_states[0].view(of_state.shape)
 
     def _across(self) -> Tensor:
-        """The decays between the states before each chunk, and after the last."""
+        """The decays between every two of the states before each chunk and after the last."""
         return _between(functional.pad(self._through.mT, (1, 0)))
 
     def _room(self, state: Tensor, place: int) -> Tensor:
-        """For what is added to the states before each chunk, and after the last; *state* is at *place*."""
+        """Memory for what is added to the states before each chunk and after the last, with *state* at *place*."""
         added = state.new_empty(self.chunks + 1, self.batch * self.heads, self.width * self.states)
         added[place] = state.reshape(added.shape[1:])
         return added
@@ -69,8 +70,8 @@ class NpuSegment(Segment):
 def compute(step: Step, *tensors: Any) -> tuple[Tensor, Tensor]:
     """`fuseplug_ssd.reference.ssd` in chunks: the same arguments, results and errors.
 
-    For that call it is the reference: of float64; of empty tensors; inside ``torch.compile``, to tracers, functorch
-    transforms and subclasses.
+    The reference computes calls in float64, of empty tensors or of tensor subclasses, and calls inside
+    ``torch.compile``, tracers and functorch transforms.
     """
     if not plain_floating(*tensors) or working_dtype(*tensors) is not torch.float32:
         return by_reference(reference.compute, step, *tensors)
@@ -83,10 +84,11 @@ _in_chunks = in_chunks(NpuSegment)
 
 
 def _between(logarithms: Tensor) -> Tensor:
-    """The decay of each pair of a token l and an earlier one s, or itself, ``(..., l, s)``; 0 for later ones.
+    """The decay from each token s to each token l, ``(..., l, s)``; 0 if s is later than l.
 
-    That is ``e^`` the sum of *logarithms*, ``(..., tokens)``, after s up to l. What is added has one sign, so its error
-    is a few roundings of the sum; a difference of two sums from the beginning would have those of the larger ones.
+    The decay is ``e^`` the sum of *logarithms*, ``(..., tokens)``, after s up to l. All addends have one sign, so the
+    error is a few roundings of this sum. A difference of two sums from the beginning would have the roundings of those
+    larger sums.
     """
     tokens = logarithms.shape[-1]
     sums = logarithms.unsqueeze(-1).expand(*logarithms.shape, tokens).tril(-1).cumsum(-2)

@@ -1,4 +1,4 @@
-"""Some chunks of tokens of Mamba-2's recurrence, forward and backward."""
+"""The recurrence of Mamba-2 over some chunks of tokens, forward and backward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOTHING = -1e4
 
 
 class Inputs(NamedTuple):
-    """The tensors among the arguments, or parts of them, as the reference takes them, without the states before."""
+    """The tensor arguments without the initial states, or parts of them, in the shapes that the reference takes."""
 
     x: Tensor
     dt: Tensor
@@ -31,26 +31,26 @@ class Inputs(NamedTuple):
 
 
 class Segment:
-    """Some chunks of tokens: what forward and backward both compute of them.
+    """Some chunks of tokens, with the values that both forward and backward need.
 
-    Let a be the sums of the logarithms ``dt A`` since a chunk began, and h the states before it. Then its result is
-    ``(C Bᵀ ∘ e^(a_l - a_s)) (dt x) + e^a C h``, with pairs of a token l and an earlier one s, or itself; and the states
-    after it are ``e^(a_last) h + (e^(a_last - a) dt x)ᵀ B`` (Dao & Gu 2024, arXiv:2405.21060, section 6). No factor is
-    the inverse of a decay. All heads of a group share ``C Bᵀ``.
+    Let a be the sums of the logarithms ``dt A`` since a chunk began, and h the states before it. Then the result of the
+    chunk is ``(C Bᵀ ∘ e^(a_l - a_s)) (dt x) + e^a C h``, where the token s is l or an earlier one, and the states after
+    it are ``e^(a_last) h + (e^(a_last - a) dt x)ᵀ B`` (Dao & Gu 2024, arXiv:2405.21060, section 6). No factor is the
+    inverse of a decay. All heads of a group share ``C Bᵀ``.
 
-    Tensors are ``(groups, heads of a group, tokens, width)`` or ``(groups, tokens, states)``, in the dtype in which
-    everything is computed, where groups are those of all chunks and of the whole batch, and tokens are those of a
-    chunk. States are ``(groups, heads of a group × width, states)``.
+    Tensors lie *by head*: their shape is ``(groups, heads of a group, tokens, width)`` or ``(groups, tokens, states)``,
+    with the groups of all chunks and of the whole batch, and with the tokens of one chunk. States are ``(groups, heads
+    of a group × width, states)``. All have the dtype of the computation.
 
     Args:
-        step: How the size of a step is made.
-        inputs: The arguments for its tokens: a chunk or less, or several whole chunks.
-        dtype: In which everything is computed.
+        step: How to compute the size of a step.
+        inputs: The arguments for the tokens of the segment. Only its last chunk may be incomplete.
+        dtype: The dtype of the computation.
 
     Attributes:
-        before: The states before each chunk: `scan` finds them, or whoever has kept them sets them.
+        before: The states before each chunk. `scan` computes them; a backward sets the ones that were kept.
         at_once: How many sequences × heads × pairs of tokens are computed at once: for CPUs so few that tensors of that
-            shape stay in the cache, 2 MiB each.
+            shape, 2 MiB each, stay in the cache.
         most_chunks: How many chunks a segment may have.
     """
 
@@ -78,20 +78,20 @@ class Segment:
         self.weights = self.decays * (self.C @ self.B.mT).unsqueeze(1)
 
     def _decay(self, logarithms: Tensor) -> None:
-        """Find the decays of pairs of tokens; of each token since its chunk began, and until it ends."""
-        # In float64, so that the rounding of a difference is that of the difference and not of the sums; to that end
-        # no decay is stronger than one that leaves nothing.
+        """Set the decays between pairs of tokens, from a chunk's start to each token, and from there to its end."""
+        # In float64, so that a difference of sums is rounded at its own size and not at theirs. For that, the sums must
+        # not grow too large: logarithms are clamped at _NOTHING, below which a decay leaves nothing anyway.
         sums = logarithms.double().clamp_(min=_NOTHING).cumsum(-1)
         self.decays = (sums.unsqueeze(-1) - sums.unsqueeze(-2)).to(self.dtype).exp_().tril_()
         self.since, self.until = (t.to(self.dtype).exp() for t in (sums, sums[..., -1:] - sums))
 
     def write(self, into: Tensor, tensor: Tensor) -> None:
-        """Write *tensor*, as most of what is here lies, into one of the shape ``(batch, tokens, heads, width)``."""
+        """Write *tensor*, by head, into a tensor of the shape ``(batch, tokens, heads, width)``."""
         for part, of_chunks in self._parts(into, tensor):
             part.copy_(of_chunks)
 
     def _by_head(self, tensor: Tensor) -> Tensor:
-        """The other way round, with zeros after the last token."""
+        """*tensor*, ``(batch, tokens, heads, width)``, by head, with zeros after the last token."""
         heads, width = tensor.shape[2:]
         shape = (self.chunks * self.batch * self.groups, heads // self.groups, self.tokens, width)
         copy = self._within(torch.empty(shape, dtype=self.dtype, device=tensor.device))
@@ -100,9 +100,9 @@ class Segment:
         return copy
 
     def _parts(self, tensor: Tensor, by_head: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The whole chunks, and the tokens after them: of *tensor* ``(chunks, batch, heads, tokens, width)``.
+        """Pairs of views of *tensor* and *by_head*: the whole chunks, then the tokens after them.
 
-        And the same of *by_head*.
+        Each view is ``(chunks, batch, heads, tokens, width)``.
         """
         of_chunks = by_head.view(self.chunks, self.batch, -1, self.tokens, tensor.shape[3])
         whole = self.chunks - bool(self.rest)
@@ -114,7 +114,7 @@ class Segment:
             yield tensor[None, :, -self.rest :].transpose(2, 3), of_chunks[whole:, ..., : self.rest, :]
 
     def _within(self, tensor: Tensor) -> Tensor:
-        """*tensor*, by head, with zeros after the last token."""
+        """*tensor*, by head, with zeros written after the last token."""
         if self.rest:
             tensor.view(self.chunks, -1, self.tokens, *tensor.shape[3:])[-1, :, self.rest :] = 0
         return tensor
@@ -128,34 +128,35 @@ class Segment:
         return tensor.transpose(1, 2).reshape(len(tensor), self.tokens, -1)
 
     def _read(self, states: Tensor, by: Tensor) -> Tensor:
-        """What *by*, B or C, reads of *states*, by head."""
+        """The values that *by*, B or C, reads from *states*, by head."""
         return (by @ states.mT).view(len(by), self.tokens, -1, self.width).transpose(1, 2)
 
     def scan(self, state: Tensor) -> Tensor:
-        """Find the states before each chunk.
+        """Compute the states before each chunk.
 
         Args:
-            state: ``(batch, heads, width, states)`` before the first.
+            state: The states before the first chunk, ``(batch, heads, width, states)``.
 
         Returns:
-            The states after the last, of the same shape.
+            The states after the last chunk, in the same shape.
         """
         self.before = state.reshape(len(self.x), -1, self.states)
         written = self._by_token(self.dt_x * self.until.unsqueeze(-1))
         return self._scaled(self.before).baddbmm_(written.mT, self.B).view(state.shape)
 
     def _scan_back(self, read: Tensor, of_state: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of the states after each chunk, and of those before the first.
+        """The gradients of the states after each chunk, and of the states before the first.
 
         Args:
-            read: What of the gradient of the result goes to the states before each chunk, with C.
+            read: The gradient of the result, times the decays since the chunk began. Its product with C is the part of
+                the gradient of the states before each chunk that comes from reading them.
             of_state: The gradient of the states after the last chunk, ``(batch, heads, width, states)``.
         """
         of_after = of_state.reshape(self.before.shape)
         return of_after, self._scaled(of_after).baddbmm_(read.mT, self.C).view(of_state.shape)
 
     def _scaled(self, states: Tensor) -> Tensor:
-        """*states*, decayed through a chunk."""
+        """*states*, decayed over a whole chunk."""
         return states * self.since[..., -1:].repeat_interleave(self.width, 1)
 
     def result(self) -> Tensor:
@@ -165,11 +166,11 @@ class Segment:
         return y if self.D is None else self._of_all(y).addcmul_(self._of_all(self.x), self.D)
 
     def gradients(self, of_result: Tensor, of_state: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """The gradients of the inputs by name, for `write` or in their shapes; and that of the states before.
+        """The gradients of the inputs by name, by head or in the inputs' shapes; and of the states before the segment.
 
         Args:
-            of_result: ``(batch, tokens, heads, width)``.
-            of_state: ``(batch, heads, width, states)``, of the states after the last chunk.
+            of_result: The gradient of the result, ``(batch, tokens, heads, width)``.
+            of_state: The gradient of the states after the last chunk, ``(batch, heads, width, states)``.
         """
         of_y = self._by_head(of_result)
         read = self._by_token(of_y * self.since.unsqueeze(-1))
@@ -179,8 +180,9 @@ class Segment:
         of_scores = (of_weights * self.decays).sum(1)
         of_written = self._read(of_after, self.B) * self.until.unsqueeze(-1)
         of_dt_x = (self.weights.mT @ of_y).add_(of_written)
-        # Of dt A: what decays between each pair, what is read of the states before, what is written into those after.
-        # All that is added is; a difference of sums over rows and columns would lose what is small.
+        # The gradient of dt A is a sum over all decays: between pairs of tokens, from the states before to a token or
+        # to the states after, and from a token to the states after. Terms are only added, because a difference of sums
+        # over rows and columns would lose small values.
         upto, before = _triangles(self.tokens, self.dtype, of_y.device)
         of_logarithms = (upto.mT @ of_weights.mul_(self.weights)).tril_(-1).sum(-1)
         of_read = (of_y * self._read(self.before, self.C)).sum(-1).mul_(self.since)
@@ -204,7 +206,7 @@ class Segment:
         return gradients, of_before
 
     def _of_sums(self, of_dt: Tensor) -> Tensor:
-        """The gradients of dt with its bias, from those of the sizes of the steps."""
+        """The gradients of the sums of dt and its bias, from the gradients of the step sizes."""
         with torch.enable_grad():
             sums = self._sums.detach().requires_grad_()
             size = self._step.size(sums)
@@ -217,6 +219,6 @@ class Segment:
 
 @functools.cache
 def _triangles(tokens: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """1 where the column is a token up to that of the row, and where it is one after it; 0 elsewhere."""
+    """Two matrices of ones and zeros: ones in columns up to the row's token, and in columns after it."""
     ones = torch.ones(tokens, tokens, dtype=dtype, device="cpu")
     return ones.tril().to(device), ones.triu(1).to(device)

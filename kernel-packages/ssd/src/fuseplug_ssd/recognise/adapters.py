@@ -1,4 +1,4 @@
-"""How the function of a model is called, put into the signature of the reference."""
+"""Adapters from the signatures of models' functions to the signature of the reference."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from torch.nn import functional
 from fuseplug import Adapter, Compute
 
 _NOT_COMPUTED = ("z", "seq_idx", "cu_seqlens")
-"""Keywords that ask for more: a gate, or where packed sequences begin."""
+"""Keywords that ask for more than the kernel computes: a gate, or packed sequences."""
 
 
 @dataclass(frozen=True)
 class ChunkScanAdapter(Adapter):
-    """Calls the recurrence in the place of a function that a method looks up."""
+    """Calls the kernel in the place of a chunk scan that a method looks up."""
 
     variant = "mamba2"
     is_step: ClassVar[bool] = False
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return a function with the parameters that those of models have.
+        """Return a function with the parameters of models' own chunk scans.
 
-        Shapes are those of `fuseplug_ssd.reference.ssd`. A call is the original's if it asks for a gate or for packed
-        sequences, or has tensors of other shapes or without tokens.
+        Shapes are those of `fuseplug_ssd.reference.ssd`. A call goes to the original if it asks for a gate or for
+        packed sequences, or if its tensors have other shapes or no tokens.
         """
 
         def scan(
@@ -46,7 +46,7 @@ class ChunkScanAdapter(Adapter):
             return_final_states: bool = False,
             **kwargs: Any,
         ) -> Any:
-            del chunk_size  # how it is computed
+            del chunk_size  # it chooses only how the original computes
             more = bool(kwargs) and any(kwargs.get(name) is not None for name in _NOT_COMPUTED)
             batch, tokens, heads, width = hidden_states.shape
             groups, states = B.shape[2:]
@@ -59,7 +59,8 @@ class ChunkScanAdapter(Adapter):
             )
             if more or not tokens or not fits or heads % groups:
                 return NotImplemented
-            # The original keeps a copy for its backward, and a model then writes the last states into its cache.
+            # A model then writes the last states into its cache, but the backward needs the initial states: the
+            # original keeps a copy of them, too.
             first = None if initial_states is None else initial_states.clone()
             y, last = compute(hidden_states, dt, A, B, C, D, dt_bias, first, dt_softplus=dt_softplus, dt_limit=dt_limit)
             return (y, last) if return_final_states else y
@@ -69,18 +70,18 @@ class ChunkScanAdapter(Adapter):
 
 @dataclass(frozen=True)
 class StepAdapter(Adapter):
-    """Calls the recurrence for one token in the place of a function that writes into the states, as in decoding."""
+    """Calls the kernel for one token, in the place of a function for decoding that writes into the states."""
 
     variant = "mamba2"
     is_step: ClassVar[bool] = True
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return a function with the parameters that those of models have.
+        """Return a function with the parameters of models' own functions for one token.
 
         Its *state* is ``(batch, heads, width, states)``; *hidden_states*, *dt* and *z* are ``(batch, heads, width)``, A
         is ``(heads, width, states)``, and D and *dt_bias* are ``(heads, width)``. B and C are those of
-        `fuseplug_ssd.reference.ssd`, without the dimension of the tokens. The state is written into as the last thing,
-        when nothing can raise any more. A call is the original's if dt, A, D or *dt_bias* differs within a head.
+        `fuseplug_ssd.reference.ssd`, without the dimension of the tokens. The function writes into *state* last, when
+        nothing can raise any more. A call goes to the original if dt, A, D or *dt_bias* differs within a head.
         """
 
         def step(
@@ -114,9 +115,9 @@ class StepAdapter(Adapter):
 
 
 def _of_heads(tensor: Tensor | None, rank: int) -> Any:
-    """The first *rank* dimensions of *tensor*, if it is the same along the others; else ``NotImplemented``.
+    """The first *rank* dimensions of *tensor*, if it is constant along the others; else ``NotImplemented``.
 
-    Models expand it to there, so that nothing need be compared.
+    Models make such a tensor by `expand`. Its strides show this, so its values need not be compared.
     """
     if tensor is None:
         return None

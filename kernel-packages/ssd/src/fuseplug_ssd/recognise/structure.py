@@ -1,4 +1,4 @@
-"""Where chunk scans are found: in the functions that the methods of a module look up."""
+"""Finds chunk scans among the functions that the methods of a module look up."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ _PARAMETERS = (
     *("A", "B", "C", "chunk_size", "D", "dt_bias", "initial_states"),
     *("dt_softplus", "dt_limit", "return_final_states"),
 )
-"""What follows x and dt in the signature of such a function."""
+"""The parameters after x and dt in the signature of a chunk scan."""
 
 _STEP_PARAMETERS = ("A", "B", "C", "D", "dt_bias", "dt_softplus", "z")
-"""What follows the states, x and dt in the signature of a function for one token, which writes into the states."""
+"""The parameters after the states, x and dt in the signature of a function for one token, which writes the states."""
 
 _ROUNDINGS = 8.0
-"""The sum of dt and its bias, and the softplus of that; both go into the decay and into what is written. The gradient
-goes the same way back. A step of decoding has no gradient; it rounds what is written twice more, the states that are
-read, what is read, and its skip and gate twice each."""
+"""The sum of dt and its bias, and the softplus of this sum, which both enter the decay and the written values. The
+gradient goes back the same way. A decoding step has no gradient. It rounds the written values twice more, the states
+that are read, the values read from them, and its skip and gate twice each."""
 
 _WORKING_ROUNDINGS = 16.0 + 3 * 4.0
-"""Sixteen for the arithmetic. A result is a sum over the tokens before it, its gradient goes the same way back, and the
-gradient of A, D or the bias is a sum over all tokens: √n / 4 for each, of the 266 in the largest check of a model."""
+"""Sixteen for the arithmetic, and √n / 4 for each of three sums over tokens; n is 266 in the largest check of a model.
+A result is a sum over the tokens before it, its gradient goes back the same way, and the gradient of A, D or the bias
+is a sum over all tokens."""
 
 _CHUNK = 16
-"""Tokens of a chunk of the original, where the example is varied: its work grows with their square."""
+"""Tokens of a chunk of the original in the examples that are varied: its work grows with the square of this number."""
 
 Make = Callable[..., Example]
-"""As `Proposal.example`."""
+"""The type of `Proposal.example`."""
 
 _LARGE = 1 << 10
-"""Elements from which an example has more heads, and several chunks of a kernel."""
+"""Elements from which on an example has more heads and states, and several chunks of a kernel."""
 
 
 class ScanMix(NamedTuple):
@@ -50,8 +51,8 @@ class ScanMix(NamedTuple):
     Attributes:
         x: The dtype of x, dt, B and C.
         D: The dtype of D and dt_bias, which are parameters.
-        continued: Whether there are states before, and the last states are asked for.
-        bare: Whether there is neither a skip nor a bias nor a softplus, and steps are limited.
+        continued: Whether the call has initial states and asks for the last states.
+        bare: Whether the call has neither a skip nor a bias nor a softplus, and limits the steps.
         chunk_size: Tokens of a chunk of the original.
     """
 
@@ -63,12 +64,12 @@ class ScanMix(NamedTuple):
 
 
 class StepMix(NamedTuple):
-    """One combination to check, for one token.
+    """One combination to check for one token.
 
     Attributes:
         x: The dtype of x, dt, B, C and z.
         D: The dtype of D and dt_bias, which are parameters.
-        gated: Whether there is a gate, and no softplus: models ask for neither.
+        gated: Whether the call has a gate and no softplus. Calls of models have a softplus and no gate.
     """
 
     x: torch.dtype
@@ -77,9 +78,10 @@ class StepMix(NamedTuple):
 
 
 def match(site: Site) -> list[Proposal] | Rejection | None:
-    """Propose a chunk scan for each function of such a signature that a method looks up.
+    """Propose to replace each function that a method looks up and that has the signature of a chunk scan.
 
-    Functions for one token are those of a module that also looks up a chunk scan: Mamba's have the same signature.
+    A function for one token counts only in a module that also looks up a chunk scan, because Mamba's function for one
+    token has the same signature.
     """
     module = site.module
     if next(module.children(), None) is None:
@@ -88,7 +90,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     if not targets:
         return _written_out(module)
     dtype = next((parameter.dtype for parameter in module.parameters() if parameter.dim() == 2), torch.float32)
-    # What it calls the function with, if these are its attributes.
+    # A module with these attributes calls the function with them.
     chunk_size, dt_limit = (getattr(module, name, None) for name in ("chunk_size", "time_step_limit"))
     example = functools.partial(_example, (0.0, float("inf")) if dt_limit is None else dt_limit)
     whole = [_proposal(site, dtype, chunk_size or _CHUNK, target, example) for target in targets]
@@ -97,7 +99,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
 
 def _written_out(module: torch.nn.Module) -> Rejection | None:
     A_log = getattr(module, "A_log", None)
-    # Of two dimensions it is another recurrence's, of the same family.
+    # An A_log of two dimensions belongs to another recurrence of the same family.
     if callable(getattr(module, "torch_forward", None)) and isinstance(A_log, Tensor) and A_log.dim() == 1:
         return Rejection(
             "its chunk scan is written out in its forward, as in transformers 4.57; what is replaced is a function "
@@ -107,12 +109,12 @@ def _written_out(module: torch.nn.Module) -> Rejection | None:
 
 
 def chunk_scans(value: object) -> bool:
-    """Whether *value* has the signature of such a function."""
+    """Whether *value* is a function with the signature of a chunk scan."""
     return isinstance(value, types.FunctionType) and positional_parameters(value)[2:] == _PARAMETERS
 
 
 def steps(value: object) -> bool:
-    """Whether *value* has the signature of such a function for one token."""
+    """Whether *value* is a function with the signature of the recurrence for one token."""
     return isinstance(value, types.FunctionType) and positional_parameters(value)[3:10] == _STEP_PARAMETERS
 
 
@@ -151,7 +153,7 @@ def _step_proposal(site: Site, own: torch.dtype, target: Target) -> Proposal:
 
 
 def _example(dt_limit: Any, mix: ScanMix, size: int, generator: torch.Generator) -> Example:
-    """A call as mixers make it, of more than a chunk: shapes are those of `fuseplug_ssd.reference.ssd`."""
+    """A call as mixers make it, longer than a chunk, with the shapes of `fuseplug_ssd.reference.ssd`."""
     tokens = 10 + (mix.chunk_size if size < _LARGE else max(mix.chunk_size, 138))
     groups, per_group, width, states = sizes = _sizes(size)
     batch = max(2, size // (tokens * groups * per_group * width))
@@ -171,7 +173,7 @@ def _example(dt_limit: Any, mix: ScanMix, size: int, generator: torch.Generator)
 
 
 def _step_example(mix: StepMix, size: int, generator: torch.Generator) -> Example:
-    """A call as mixers make it in decoding: what is one number for a head is expanded."""
+    """A call as mixers make it in decoding: tensors with one number for each head are expanded."""
     groups, per_group, width, states = sizes = _sizes(size)
     shape = (max(5, size // (groups * per_group * width * states)), groups * per_group, width)
     x, dt, A, B, C, D, dt_bias = _inputs(mix.x, mix.D, (shape[0], 1), sizes, generator)
@@ -185,7 +187,7 @@ def _step_example(mix: StepMix, size: int, generator: torch.Generator) -> Exampl
 
 
 def _sizes(size: int) -> tuple[int, int, int, int]:
-    """Groups, heads of each, width and states of an example of *size*."""
+    """The groups, heads of a group, width and states of an example of *size*."""
     return (2, 3, 3, 4) if size < _LARGE else (2, 4, 4, 8)
 
 
@@ -198,7 +200,7 @@ def _inputs(
 ) -> list[Tensor]:
     """x, dt, A, B, C, D and dt_bias for ``(batch, tokens)``.
 
-    Heads lie side by side with what B and C are made of. Steps times A are between a hundredth and some ten: some heads
+    x, B and C are parts of one tensor, as in models. Steps times A are between a hundredth and about ten: some heads
     forget slowly, so that the gradients of A, each a sum over all tokens, do not all cancel.
     """
     groups, per_group, width, states = sizes

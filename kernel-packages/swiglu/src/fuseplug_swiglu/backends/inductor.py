@@ -1,4 +1,4 @@
-"""What is between the projections of a gated MLP as Inductor compiles it, on every device it knows, the CPU too."""
+"""The gating between the projections of an MLP, compiled by Inductor, on every device it knows, including the CPU."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..reference import Gating
 def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     """`fuseplug_swiglu.reference.swiglu`, fused: the same arguments, result and errors.
 
-    The result is the reference's up to rounding: intermediate roundings to a half type are left out, so it is as a rule
-    nearer to the exact one. Nothing is kept for the backward but *gate* and *up*. Inside ``torch.compile``,
-    ``torch.export`` and other tracers it *is* the reference, for the compiler around it to fuse further.
+    The result is the reference's up to rounding. Intermediate roundings to a half type are left out, so the result is
+    as a rule closer to the exact one. Only *gate* and *up* are kept for the backward. Inside ``torch.compile``,
+    ``torch.export`` and other tracers, the reference computes, for the compiler around it to fuse further.
     """
     shape = reference.separated(gating, gate, up)[0].shape
     if gating.is_cast(gate) or not worth_compiling(shape, gate, up):
@@ -33,7 +33,7 @@ swiglu = computed_by(compute, reference.swiglu)
 
 
 def swiglu_formula(gate: Tensor, up: Tensor | None, *constants: Any) -> Tensor:
-    """The reference as a formula to compile: tensors first, then what is compiled in."""
+    """The reference as a formula to compile: tensors first, then the constants to compile in."""
     return reference.compute(Gating.of(constants), gate, up)
 
 

@@ -1,9 +1,9 @@
-"""What is between the projections of a gated MLP on Ascend NPUs: ``npu_swiglu`` and its kin of torch_npu.
+"""The gating between the projections of an MLP on Ascend NPUs: ``npu_swiglu`` and its kin of torch_npu.
 
-Nothing here imports torch_npu: tensors on an NPU mean that it is loaded.
+Nothing here imports torch_npu: a tensor on an NPU means that torch_npu is loaded.
 
-The operations take gate and up in one tensor. What that costs, in passes over a tensor of the gate's size, against an
-activation and a product:
+The operations take gate and up in one tensor. The table compares their cost with that of an activation and a product.
+Passes are over a tensor of the gate's size:
 
 ==============================  ====================================  ==================================
 one projection for both         1 launch, 3 passes (geglu: 4)         2 launches, 5 passes
@@ -12,15 +12,15 @@ two projections                 2 launches, 7 passes (geglu: 8)       2 launches
 with its backward               3 launches, 12 passes (geglu: 14)     5 launches, 14 passes
 ==============================  ====================================  ==================================
 
-So with one projection they win throughout. With two, what is new is that they are put together (4 passes): training
-gains two launches, and with npu_swiglu a third of what is kept for the backward (gate and up, not the activated gate),
-though a matmul that wants its gradient contiguous copies its half of theirs; inference moves two passes more, in as
-many launches. They are used there as well: a model shall not give other numbers under ``no_grad``, and the product is
-rounded once, not twice.
+So with one projection, the operations always win. With two, gate and up must first be put together (4 passes). Training
+then gains two launches, and with npu_swiglu a third of the memory that is kept for the backward (gate and up, not the
+activated gate); but a matmul that needs a contiguous gradient copies its half of theirs. Inference moves two passes
+more, in as many launches. The operations are used for inference, too: a model must not give other numbers under
+``no_grad``, and the product is rounded once, not twice.
 
-``"gate-second"`` is what ``npu_geglu`` takes too; for the others the halves are exchanged. ``torch.roll`` does it in
-one launch (4 passes), where a concatenation of the halves, which are not contiguous, may copy each of them first.
-``"interleaved"`` is taken apart by one copy (4 passes); ``npu_clipped_swiglu`` takes it as it is.
+``npu_geglu`` also takes ``"gate-second"``; for the other operations, the halves are exchanged. ``torch.roll`` does so
+in one launch (4 passes), while a concatenation of the halves, which are not contiguous, may copy each of them first.
+One copy (4 passes) takes ``"interleaved"`` apart; ``npu_clipped_swiglu`` takes it as it is.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .. import reference
 from ..reference import Gating
 
 _GEGLU = {"gelu": 0, "gelu_tanh": 1}
-"""What ``npu_geglu`` calls ``approximate``, by the formula of an activation."""
+"""The argument ``approximate`` of ``npu_geglu``, by the formula of an activation."""
 
 
 def unsupported(activation: str, variant: str, *, steep: bool = False) -> str | None:
@@ -75,8 +75,8 @@ def _operation(activation: str, variant: str, *, steep: bool) -> str | None:
 def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     """`fuseplug_swiglu.reference.swiglu` on an NPU: the same arguments, result and errors.
 
-    The result is the reference's up to rounding, computed in float32 and rounded once. What no operation computes, and
-    what is beyond their limits, is the reference.
+    The result is the reference's up to rounding, computed in float32 and rounded once. Where no operation computes the
+    gating, and beyond the limits of the operations, the reference computes.
     """
     variant, activation, layout = gating.variant, gating.activation, gating.layout
     operation = _operation(activation, variant.name, steep=gating.beta != 1.0)
@@ -90,7 +90,7 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     if gating.scale is not None:
         gate = gate * gating.scale
     if gating.sparsity:
-        # One number, so for the host: on the device it would be a copy, which the host waits for, and five launches.
+        # The host computes this one number: the device would take a copy, which the host waits for, and five launches.
         gate = reference.sparsify(gate, gating.sparsity, device="cpu")
     if up is not None:
         gate, layout = torch.cat((gate, up), dim=-1), "gate-first"
@@ -111,7 +111,7 @@ def npu_swiglu_forward(self: Any, hidden_state: Tensor) -> Tensor:
     """LLaMA-Factory's forward of a gated MLP with ``gate_proj``, ``up_proj`` and ``down_proj``, gated by SiLU.
 
     Args:
-        self: The MLP; its activation is not asked for.
+        self: The MLP; its own activation is ignored.
         hidden_state: ``(..., hidden)``.
 
     Returns:
@@ -124,8 +124,8 @@ def npu_swiglu_forward(self: Any, hidden_state: Tensor) -> Tensor:
 def _serves(gate: Tensor, up: Tensor | None, limit: float | None) -> bool:
     """Whether the operations take these, by their pages: op-plugin, docs/zh/custom_APIs/torch_npu.
 
-    All three: float16, bfloat16 and float32. npu_swiglu: 1 to 8 dimensions, contiguous, not empty. npu_geglu: 1 to 8.
-    npu_clipped_swiglu: more than 1, contiguous, and a limit that is a number above zero.
+    All three take float16, bfloat16 and float32. npu_swiglu: 1 to 8 dimensions, contiguous, not empty. npu_geglu: 1 to
+    8 dimensions. npu_clipped_swiglu: more than one dimension, contiguous, and a finite limit above zero.
     """
     least = 1 if limit is None else 2
     shape = least <= gate.dim() <= 8 and gate.numel() > 0

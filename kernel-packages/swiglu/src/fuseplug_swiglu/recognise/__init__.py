@@ -1,4 +1,4 @@
-"""Where a gated MLP is found in a module, how it is called, and on what examples it is tried."""
+"""Find gated MLPs in a model: which modules they are, how to call them, and the examples to try them on."""
 
 from .structure import match
 

@@ -1,4 +1,4 @@
-"""How a gated MLP is called where a module calls its own: its projections stay modules, and are called."""
+"""The adapter: it calls the kernel in place of a module's own gating. The projections stay modules, and are called."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fuseplug import Adapter, Compute
 
 
 class Beside(Protocol):
-    """Something that is done beside the op, to ``(..., width)`` of any floating dtype; shape and width stay."""
+    """A step beside the op, on ``(..., width)`` of any floating dtype; it keeps the shape."""
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """What it reads from the module, as `fuseplug.Adapter.reads`."""
+        """The names that the step reads from the module, as `fuseplug.Adapter.reads`."""
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
         """Take the step."""
@@ -26,7 +26,7 @@ class Beside(Protocol):
 
 @dataclass(frozen=True)
 class CallChild:
-    """Call the child of this name."""
+    """Call the child with this name."""
 
     child: str
     reads: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class CallChild:
 
 @dataclass(frozen=True)
 class Drop:
-    """Drop out, with the probability that the module holds under this name."""
+    """Apply dropout, with the probability that the module holds under this name."""
 
     probability: str
 
@@ -55,7 +55,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Multiply:
-    """Multiply by what the module holds under this name, a number or a parameter."""
+    """Multiply by the number or parameter that the module holds under this name."""
 
     factor: str
 
@@ -72,7 +72,7 @@ class Multiply:
 
 @dataclass(frozen=True)
 class CastTo:
-    """Cast to the dtype of this child's weight, unless that is quantised to int8: as models do that keep it wide."""
+    """Cast to the dtype of this child's weight, unless that is quantised to int8, as models do that keep it wide."""
 
     child: str
 
@@ -91,21 +91,21 @@ class CastTo:
 
 @dataclass(frozen=True)
 class GatedAdapter(Adapter):
-    """Calls the projections of a module, and the op between them, with what the module holds at the time of the call.
+    """Calls a module's projections, and the op between them, with the values that the module holds at the time.
 
     Attributes:
         activation: A key of `fuseplug_backends.activations.ACTIVATIONS`.
         gate: Name of the projection that gives the gate, or gate and up in one.
         up: Name of the projection that gives up; ``None`` if *gate* gives both.
         down: Name of the projection that follows; ``None`` if the module has none.
-        up_called_first: In which order the two are called. They may draw random numbers: LoRA's dropout does.
+        up_called_first: Whether *up* is called before *gate*. Both may draw random numbers, as LoRA's dropout does.
         form: A key of `fuseplug_swiglu.reference.VARIANTS`.
-        layout: One of `fuseplug_swiglu.reference.LAYOUTS`; of no meaning with *up*.
+        layout: One of `fuseplug_swiglu.reference.LAYOUTS`; without meaning if there is an *up*.
         numbers: Arguments of the op, and the names under which the module holds them.
-        before: What is done to the input.
-        between: What is done between the op and *down*.
-        after: What is done in the end.
-        variant: All this in a few words.
+        before: The steps on the input.
+        between: The steps between the op and *down*.
+        after: The steps on the result.
+        variant: The activation, form and layout in a few words.
     """
 
     activation: str
@@ -129,27 +129,27 @@ class GatedAdapter(Adapter):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The numbers of the op, and what its steps read."""
+        """The names of the op's numbers, and the names that the steps read."""
         steps = (name for step in (*self.before, *self.between, *self.after) for name in step.reads)
         return (*(name for _, name in self.numbers), *steps)
 
     @property
     def children_called(self) -> tuple[str, ...]:
-        """The children that its steps call."""
+        """The children that the steps call."""
         return tuple(step.child for step in (*self.before, *self.between, *self.after) if isinstance(step, CallChild))
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``forward(module, hidden_states)``.
 
-        ``hidden_states`` is ``(..., hidden)``, of any floating dtype that the projections take. The result is what the
-        last of them gives, ``(..., its width)``. Beside their errors, those of `reference.swiglu` are raised.
+        ``hidden_states`` is ``(..., hidden)``, of any floating dtype that the projections take. The result is that of
+        the last projection, ``(..., its width)``. Errors are those of the projections and of `reference.swiglu`.
         """
         if self.numbers or self.before or self.between or self.after or self.down is None or self.up_called_first:
             return self._bind_with_steps(compute)
         activation, variant, layout = self.activation, self.form, self.layout
         gate_name, up_name, down_name = self.gate, self.up, self.down
 
-        # Most models take one of these two, and at one token they are what the caller waits for.
+        # Lean: most models use one of these two functions, and for a single token the caller waits for it.
         def separate(module: nn.Module, hidden_states: Tensor) -> Any:
             gate = getattr(module, gate_name)(hidden_states)
             up = getattr(module, str(up_name))(hidden_states)

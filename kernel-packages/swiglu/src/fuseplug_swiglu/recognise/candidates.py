@@ -1,4 +1,4 @@
-"""Which gated MLPs a module may be: few, for a forward is made of nothing but what it mentions."""
+"""The gated MLPs that a module may be. They are few, because a forward can do nothing that it does not mention."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .code_names import names_in
 _WIDENS = frozenset({"float", "float32"})
 _CLAMPS = frozenset({"clamp", "clamp_", "clip", "clip_", "minimum", "min", "max"})
 _QUANTILES = frozenset({"icdf", "erfinv", "std", "var", "quantile"})
-"""What the code of a forward says if it widens, clamps, or cuts at a quantile."""
+"""Names in the code of a forward that widens, clamps, or cuts at a quantile."""
 
 
 class Projections(NamedTuple):
-    """Which linear children do what, by name.
+    """The names of the linear children, by role.
 
     Attributes:
-        gate: Gives the gate or up, or both in one.
-        up: Gives the other, or ``None``.
-        down: Follows, or ``None``.
-        extra: Precede, keeping the width.
+        gate: The child that gives the gate or up, or both in one.
+        up: The child that gives the other one; ``None`` if *gate* gives both.
+        down: The child that follows; ``None`` if there is none.
+        extra: The children that precede, and keep the width.
     """
 
     gate: str
@@ -49,9 +49,9 @@ class Mentioned:
         norms: Norm children, and their widths.
         leaves: Children without tensors: one of them may be the activation.
         scales: Parameters of one element.
-        numbers: Numbers that are no widths.
-        widths: Numbers that are.
-        code_names: All names in its code, by order of first mention.
+        numbers: Numbers that are not widths.
+        widths: Numbers that are widths, and their values.
+        code_names: All names in its code, with the order of their first mention.
     """
 
     module: nn.Module
@@ -67,13 +67,13 @@ class Mentioned:
 
     @property
     def casts_to_a_weight(self) -> bool:
-        """Whether it may look at the dtype of a projection's weight."""
+        """Whether the forward may look at the dtype of a projection's weight."""
         return {"dtype", "weight"} <= self.code_names.keys()
 
 
 @dataclass(frozen=True)
 class _Form:
-    """A variant of the op, where its numbers are, and what is done by no child."""
+    """A variant of the op, the names of its numbers, and the steps that no child does."""
 
     variant: str = "plain"
     numbers: tuple[tuple[str, str], ...] = ()
@@ -105,7 +105,7 @@ def adapters_for(mentioned: Mentioned) -> Iterator[GatedAdapter]:
 
 
 def _activations(mentioned: Mentioned) -> tuple[str, ...]:
-    """Those of which the forward, or what it holds, says a name; all, if it says none of any."""
+    """The activations that are named in the forward or in the values that it uses; all if none is named."""
     values = {name: value for name, value in vars(mentioned.module).items() if name in mentioned.code_names}
     leaves = [mentioned.module._modules[leaf] for leaf in mentioned.leaves]
     all_names = {*mentioned.code_names, *(name for value in (*values.values(), *leaves) for name in names_in(value))}
@@ -114,7 +114,7 @@ def _activations(mentioned: Mentioned) -> tuple[str, ...]:
 
 
 def _assignments(roles: Projections) -> Iterator[tuple[str, str | None, str]]:
-    """Gate, up and layout."""
+    """The possible assignments of gate, up and layout."""
     if roles.up is None:
         yield from ((roles.gate, None, layout) for layout in LAYOUTS)
     else:
@@ -123,7 +123,7 @@ def _assignments(roles: Projections) -> Iterator[tuple[str, str | None, str]]:
 
 
 def _places(mentioned: Mentioned, roles: Projections) -> Iterator[tuple[tuple[Beside, ...], ...]]:
-    """Where the other children may be called: before the projections, between them and after."""
+    """Where the other children may be called: before the projections, between them, or after them."""
     width_in, width_out = mentioned.linears[roles.gate]
     fits = {"before": width_in, "between": width_out if roles.up else width_out // 2}
     if roles.down is not None:
@@ -132,7 +132,7 @@ def _places(mentioned: Mentioned, roles: Projections) -> Iterator[tuple[tuple[Be
     for norm, width in mentioned.norms.items():
         choices[norm] = [(place,) for place, fitting in fits.items() if fitting == width]
     for leaf in mentioned.leaves:
-        # One is the activation, which the op computes. Others are called on the way in.
+        # One leaf is the activation, which the op computes. The others are called before the projections.
         choices[leaf] = [(), ("before",)]
     for drop in mentioned.drops:
         choices[drop] = [(place,) for place in fits if place != "before"]
@@ -144,10 +144,10 @@ def _places(mentioned: Mentioned, roles: Projections) -> Iterator[tuple[tuple[Be
 
 
 def _orders(mentioned: Mentioned, at: Mapping[str, tuple[str, ...]], place: str) -> list[tuple[Beside, ...]]:
-    """In which order the children at *place* may be called.
+    """The orders in which the children at *place* may be called.
 
-    First projections, then norms, then what has no weights; or as they are mentioned; or the other way round, for what
-    is called within another call is mentioned after it.
+    First projections, then norms, then children without weights; or as they are mentioned; or the other way round,
+    because a call inside another call is mentioned after it.
     """
     by_kind = tuple(CallChild(name) for name in at if place in at[name])
     in_order = tuple(sorted(by_kind, key=lambda call: mentioned.code_names[call.child]))
@@ -155,7 +155,7 @@ def _orders(mentioned: Mentioned, at: Mapping[str, tuple[str, ...]], place: str)
 
 
 def _forms(mentioned: Mentioned, roles: Projections) -> list[_Form]:
-    """What the numbers that the forward mentions may be to it, given what else it mentions."""
+    """The forms that the numbers in the forward allow, given what else it mentions."""
     forms, numbers, code_names = [_Form()], mentioned.numbers, mentioned.code_names.keys()
     pairs = list(itertools.permutations(numbers, 2))
     if code_names & _WIDENS:

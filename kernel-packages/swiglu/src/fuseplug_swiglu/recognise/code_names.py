@@ -1,6 +1,6 @@
-"""What a forward says: the names in its code, which is all that it can be made of.
+"""The names in the code of a forward, which can do nothing that it does not name.
 
-A cheap way to leave out what cannot be, before anything is run: a forward that never says ``clamp`` does not clamp.
+They exclude variants cheaply, before anything is run: a forward that never names ``clamp`` does not clamp.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fuseplug.reading import names, remembered
 
 
 def names_in(value: object) -> Iterable[str]:
-    """The names that tell what an activation is: a module without tensors, or a function, which an attribute holds."""
+    """The names that identify an activation: a module without tensors, or a function that an attribute holds."""
     if isinstance(value, nn.Module):
         for attribute in vars(value).values():
             yield from names_in(attribute) if not isinstance(attribute, nn.Module) else ()
@@ -31,7 +31,7 @@ def names_in(value: object) -> Iterable[str]:
 
 @remembered
 def parameter_names(forward: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of the parameters of *forward*, less the module."""
+    """The names of the parameters of *forward*, without the module."""
     return tuple(inspect.signature(forward).parameters)[1:]
 
 

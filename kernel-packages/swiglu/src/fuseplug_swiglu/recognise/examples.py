@@ -14,14 +14,14 @@ from torch.nn import functional
 from fuseplug import Example
 
 _FOR_NUMBERS = 1 << 8
-"""From this size on an example is there to judge numbers: nothing in it is drawn at random while it runs, because the
-truth may be computed on another device, which draws others."""
+"""From this size on, an example serves to judge numbers. It draws nothing at random while it runs, because the truth
+may be computed on another device, which draws other numbers."""
 
 _FOR_WIDTHS = 1 << 12
-"""From this size on it has the module's own intermediate width, so that what is compiled for it serves the module."""
+"""From this size on, an example has the module's own intermediate width, so that its programs serve the module."""
 
 _LARGE_GATE = 1 << 21
-"""Elements of the gate from there on: enough for every path of a kernel, if that takes no more than `_MOST_ROWS`."""
+"""Elements of the gate from that size on: enough for every path of a kernel, if they take at most `_MOST_ROWS` rows."""
 
 _MOST_ROWS = 1 << 17
 _WIDEST_HIDDEN = 8
@@ -29,11 +29,11 @@ _WIDEST_SQUARE = 256
 _SMALL_INNER, _SMALL_OUTER = 10, (12, 14)
 _MAGNITUDES = (1.0, 8.0, 0.25, 3.0, 0.0)
 _OTHER_NUMBERS = (0.375, 0.5625, 0.6875, 0.8125)
-"""Stand for any number that a module holds: a share, a limit, a factor may all be one of these."""
+"""Other values for the numbers that a module holds. Each may be a share, a limit or a factor."""
 
 
 class MlpMix(NamedTuple):
-    """One combination to check: the dtypes of x and of *down*'s weight, and whether the module's numbers are others."""
+    """One combination to check: the dtypes of x and of *down*'s weight, and whether the module has other numbers."""
 
     x: torch.dtype
     down: torch.dtype
@@ -52,7 +52,7 @@ class Projection(NamedTuple):
 
 @dataclass(frozen=True)
 class MlpParts:
-    """What examples are made from.
+    """The parts of a module that examples are made from.
 
     Attributes:
         hidden: Width of the input.
@@ -62,9 +62,9 @@ class MlpParts:
         drops: Names of dropout children.
         norms: Names and widths of norm children.
         scales: Names of parameters of one element.
-        numbers: Names of the numbers that it holds.
-        drops_by_number: Whether one of these may be what it drops out with.
-        widths: Names and values of the widths that it holds.
+        numbers: Names of the numbers that the module holds.
+        drops_by_number: Whether one of *numbers* may be a probability of dropout.
+        widths: Names and values of the widths that the module holds.
     """
 
     hidden: int
@@ -80,26 +80,26 @@ class MlpParts:
 
 
 class DrawingLinear(nn.Linear):
-    """Draws random numbers when it is called in training, as LoRA's dropout does: so the order of calls is seen."""
+    """Draws random numbers in training, as LoRA's dropout does, so that the order of calls shows."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Project, and drop out."""
+        """Project, and apply dropout."""
         return functional.dropout(super().forward(x), 0.25, self.training)
 
 
 def longest_sum(parts: MlpParts) -> int:
-    """How many terms are summed in an example at most: over the intermediate width, or over the rows for a weight."""
+    """The most terms of a sum in an example: over the intermediate width, or over the rows for a weight."""
     return max(parts.inner, min(_MOST_ROWS, math.ceil(_LARGE_GATE / parts.inner)))
 
 
 def make_example(parts: MlpParts, mix: MlpMix, size: int, generator: torch.Generator) -> Example:
-    """Plain linears in the place of whatever the projections are, and rows of several magnitudes.
+    """Make plain linear layers in place of the projections, and rows of several magnitudes.
 
-    Rows are large enough to meet a limit, small enough to tell activations apart near zero, and one is zero.
+    Rows are large enough to reach a limit, or small enough to tell activations apart near zero, and some are zero.
 
     Returns:
-        x ``(2, tokens, hidden)`` in the dtype of x, *hidden* being that of the example; the projections,
-        *down* in its own dtype and the others in that of x; scales ``(1,)``.
+        x ``(2, tokens, hidden)`` in the dtype of x, where *hidden* is that of the example; the projections, *down* in
+        its own dtype and the others in that of x; scales ``(1,)``.
     """
     width = _widths(parts, size)
     draws = size < _FOR_NUMBERS
@@ -124,7 +124,7 @@ def make_example(parts: MlpParts, mix: MlpMix, size: int, generator: torch.Gener
 
 
 def _widths(parts: MlpParts, size: int) -> dict[int, int]:
-    """Each width of the module, and the one it has here; equal ones stay equal, for they may be one."""
+    """Each width of the module, with its width in the example; equal widths stay equal, as they may be the same."""
     outer = (parts.hidden, *(p.width_out for p in parts.projections if p.down))
     inner = (parts.inner, 2 * parts.inner) if parts.in_one else (parts.inner,)
     if size < _FOR_WIDTHS:

@@ -1,4 +1,4 @@
-"""Where a gated MLP is found in a module: by structure alone, leaving to behaviour what it computes."""
+"""Find gated MLPs by structure alone; their behaviour then tells what they compute."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from .examples import MlpMix, MlpParts, Projection, longest_sum, make_example
 
 _SPLITS = frozenset({"chunk", "split", "tensor_split", "unbind", "unflatten", "glu"})
 _ATTENDS = frozenset({"softmax", "scaled_dot_product_attention", "attention_interface"})
-"""What the code of a forward says if it cuts a tensor in two, or is an attention, whose projections are alike too."""
+"""Names in the code of a forward that cuts a tensor in two, or of an attention, whose projections are alike, too."""
 
 _MULTIPLIES = frozenset({"matmul", "bmm", "einsum"})
-"""What an attention says too, and other code may."""
+"""Names in the code of an attention that other code may contain, too."""
 
 _MOST_CANDIDATES = 256
 
 
 def match(site: Site) -> list[Proposal] | Rejection | None:
-    """Say whether *site* is built like a gated MLP, and which it may be.
+    """Say whether *site* is built like a gated MLP, and which one it may be.
 
-    It is if its forward takes one tensor and mentions linear children of fitting widths: two alike and one that follows
-    them, or one that gives twice what another takes. The one that follows may be missing.
+    A module is built like a gated MLP if its forward takes one tensor and mentions linear children of fitting widths:
+    two alike and one that follows them, or one that gives twice the width that another takes. The child that follows
+    may be missing.
     """
     module = site.module
     cls = type(module)
-    # The order is that of cost: nearly all modules of a model leave at the first lines.
+    # Cheap tests come first: nearly all modules of a model leave at the first ones.
     if not module._modules or _is_of_torch(cls):
         return None
     linears = _linears(module)
@@ -48,14 +49,14 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
         return None
     code_names = names(cls.forward, cls)
     roles = _roles({name: widths for name, widths in linears.items() if name in code_names}, code_names)
-    # Equal widths all around are no sign of a gate, nor is a single projection: not worth a word in the report.
+    # Neither equal widths everywhere nor a single projection is a sign of a gate. Then the report says nothing.
     sure = len(roles) == 1 and roles[0].down is not None
     expanding = sure and _is_expanding(linears, roles[0])
     multiplies = _MULTIPLIES & code_names.keys()
     if not roles or _ATTENDS & code_names.keys() or (multiplies and not expanding):
         return None
     if multiplies and not _has_activation(module, code_names):
-        return Rejection("its forward multiplies matrices by itself, and names no activation that is known")
+        return Rejection("its forward multiplies matrices itself, and names no known activation")
     if (arguments := required(cls.forward)) != 1:
         return Rejection(f"its forward takes {arguments} tensors, not one") if sure and arguments is not None else None
     mentioned = _mentioned(module, linears, roles, code_names)
@@ -79,8 +80,8 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             mixes=mixes,
             # Quantised weights do not say in which dtype the module is called.
             likely=mixes[1:] if dtype is None else None,
-            # Six: the activation, the product, what is done on the way down, and what the three projections give; and
-            # what each other child gives. Four more for what a gate exceeds a quantile by, a small difference.
+            # Six: the activation, the product, the steps on the way down, and the results of the three projections. One
+            # for the result of each other child. Four for the excess of a gate over a quantile, a small difference.
             roundings=6.0 + len(called) + 4.0 * differences,
             working_roundings=_working_roundings(parts),
             covers=tuple(leaf for leaf in mentioned.leaves if leaf not in called),
@@ -90,7 +91,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
 
 
 def _is_expanding(linears: Mapping[str, tuple[int, int]], roles: Projections) -> bool:
-    """Whether nothing but gate, up and down is there, and down leads back to the width that these come from."""
+    """Whether the only projections are gate, up and down, and down leads back to the width of the input."""
     width_in, width_out = linears[roles.gate]
     back = roles.down is not None and linears[roles.down][1] == width_in
     return back and not roles.extra and (roles.up is None or width_in != width_out)
@@ -104,17 +105,19 @@ def _has_activation(module: nn.Module, code_names: Mapping[str, int]) -> bool:
 
 
 def _without_linears(module: nn.Module) -> Rejection | None:
-    """An answer for what plainly is part of a gated MLP, or one of another kind of projections."""
+    """A rejection for a module that plainly is part of a gated MLP, or a gated MLP with another kind of projections."""
     if parameter_names(type(module).forward) == ("gate", "up"):
-        return Rejection("it is given gate and up; what is fused is the module that has the projections")
+        return Rejection("it is called with gate and up; Fuseplug fuses the module that has the projections")
     several = {name: widths for name, child in module._modules.items() if child and (widths := _several(child))}
     if len(several) < 2 or not _roles(several, {}):
         return None
-    return Rejection(f"its projections, {' and '.join(several)}, hold several matrices each; known are linear layers")
+    return Rejection(
+        f"its projections, {' and '.join(several)}, hold several matrices each; only linear layers are supported"
+    )
 
 
 def _several(child: nn.Module) -> tuple[int, int] | None:
-    """Widths in and out of a child that has a matrix for each of several cases, and is called with the input alone."""
+    """Widths in and out of a child that has several matrices, one for each case, and is called with the input alone."""
     weight = child._parameters.get("weight")
     if weight is None or weight.dim() != 3 or len(child._parameters) > 1 or required(type(child).forward) != 1:
         return None
@@ -122,7 +125,7 @@ def _several(child: nn.Module) -> tuple[int, int] | None:
 
 
 def _working_roundings(parts: MlpParts) -> float:
-    """Sixteen for the arithmetic of one element, forward and backward, and what the projections' sums lose.
+    """Sixteen for the arithmetic of one element, forward and backward, plus the loss of the projections' sums.
 
     Added one after the other, *n* terms end up about √n / 5 roundings from their sum.
     """
@@ -140,7 +143,7 @@ def _linears(module: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def _widths(child: nn.Module) -> tuple[int, int] | None:
-    """Widths in and out of anything linear: LoRA'd, quantised and sharded layers say them, others have a matrix."""
+    """Widths in and out of any linear layer: LoRA, quantised and sharded layers name them, others have a matrix."""
     attributes = vars(child)
     for pair in (("in_features", "out_features"), ("infeatures", "outfeatures"), ("nx", "nf")):
         width_in, width_out = (attributes.get(name) for name in pair)
@@ -155,7 +158,7 @@ def _widths(child: nn.Module) -> tuple[int, int] | None:
 
 
 def _wrapped(child: nn.Module) -> nn.Module | None:
-    """The layer that *child* is around, if it is around one."""
+    """The layer that *child* wraps, if it wraps one."""
     if len(child._modules) == 1 and not any(parameter.dim() > 1 for parameter in child.parameters(recurse=False)):
         (inner,) = child._modules.values()
         return inner
@@ -186,7 +189,7 @@ def _roles(linears: Mapping[str, tuple[int, int]], code_names: Mapping[str, int]
             fits = [Projections(first, others[0], None)]
         elif not others and width_out % 2 == 0 and _SPLITS & code_names.keys():
             fits = [Projections(first, None, None)]
-    # What precedes must keep the width; and where one precedes, everything else must be beyond doubt.
+    # A layer that precedes must keep the width; and if there is one, everything else must be beyond doubt.
     fits = [
         roles for roles in fits if all(len({*linears[extra], linears[roles.gate][0]}) == 1 for extra in roles.extra)
     ]
@@ -200,7 +203,7 @@ def _rest(names: Iterable[str], *taken: str) -> tuple[str, ...]:
 def _mentioned(
     module: nn.Module, linears: Mapping[str, tuple[int, int]], roles: list[Projections], code_names: Mapping[str, int]
 ) -> Mentioned | Rejection:
-    """All that the forward mentions, sorted."""
+    """Everything that the forward mentions, sorted by kind."""
     drops: list[str] = []
     leaves: list[str] = []
     norms: dict[str, int] = {}
@@ -240,7 +243,7 @@ def _mentioned(
 
 
 def _dtype(module: nn.Module, roles: Projections) -> torch.dtype | Rejection | None:
-    """The dtype that the projections give, as far as their weights tell; ``None`` for quantised ones."""
+    """The dtype of the projections' results, as far as their weights tell; ``None`` for quantised weights."""
     for parameter in cast("nn.Module", module._modules[roles.gate]).parameters():
         if parameter.dtype in MODEL_DTYPES:
             return parameter.dtype
@@ -250,7 +253,7 @@ def _dtype(module: nn.Module, roles: Projections) -> torch.dtype | Rejection | N
 
 
 def _mlp_parts(mentioned: Mentioned) -> MlpParts:
-    """What examples are made from."""
+    """The parts that examples are made from."""
     first = mentioned.roles[0]
     width_in, width_out = mentioned.linears[first.gate]
     downs = {roles.down for roles in mentioned.roles}

@@ -1,4 +1,4 @@
-"""Small gated MLPs in plain PyTorch, as models write them: what the kernels here are checked on."""
+"""Small gated MLPs in plain PyTorch, as models write them, to check the kernels of this package on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["specimens"]
 
 
 def specimens() -> list[nn.Module]:
-    """At least one module for each activation, variant, layout and place that is claimed; some of odd widths."""
+    """At least one module for each activation, variant, layout and place that is claimed; some have odd widths."""
     return [
         mlps.Separate(nn.SiLU()),
         mlps.Separate(nn.SiLU(), hidden=7, inner=13, bias=True),

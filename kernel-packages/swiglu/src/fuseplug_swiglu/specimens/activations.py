@@ -1,4 +1,4 @@
-"""Activations as models write them, modules of their own."""
+"""Activations as models write them, each a module of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 class ReLU2(nn.Module):
-    """As Primer's."""
+    """As in Primer."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Activate."""
@@ -18,7 +18,7 @@ class ReLU2(nn.Module):
 
 
 class GELUNew(nn.Module):
-    """As GPT-2's."""
+    """As in GPT-2."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Activate."""
@@ -26,7 +26,7 @@ class GELUNew(nn.Module):
 
 
 class GELUFast(nn.Module):
-    """As GPT-J's."""
+    """As in GPT-J."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Activate."""
@@ -34,7 +34,7 @@ class GELUFast(nn.Module):
 
 
 class GELUErf(nn.Module):
-    """As BERT's was."""
+    """As in BERT's original code."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Activate."""
@@ -42,7 +42,7 @@ class GELUErf(nn.Module):
 
 
 class QuickGELU(nn.Module):
-    """As CLIP's."""
+    """As in CLIP."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Activate."""
@@ -50,7 +50,7 @@ class QuickGELU(nn.Module):
 
 
 class Swish(nn.Module):
-    """A silu, rounded twice."""
+    """SiLU, rounded twice."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Activate."""

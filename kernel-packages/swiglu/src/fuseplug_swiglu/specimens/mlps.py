@@ -1,4 +1,4 @@
-"""Gated MLPs as models write them: where gate and up lie, and what is computed beside."""
+"""Gated MLPs as models write them, with various places of gate and up, and various steps beside the op."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HIDDEN, INNER = 24, 40
 
 
 class Separate(nn.Module):
-    """As Llama's, with any activation."""
+    """Like Llama's, with any activation."""
 
     def __init__(
         self, act: Callable[[Tensor], Tensor], hidden: int = HIDDEN, inner: int = INNER, bias: bool = False
@@ -33,7 +33,7 @@ class Separate(nn.Module):
 
 
 class InOne(nn.Module):
-    """As Phi-3's, Moonshine's, GPT-OSS's or Moshi's, by where the gate is."""
+    """Like Phi-3's, Moonshine's, GPT-OSS's or Moshi's, depending on where the gate is."""
 
     def __init__(self, act: nn.Module, layout: str, hidden: int = HIDDEN, inner: int = INNER) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class InOne(nn.Module):
 
 
 class Wide(Separate):
-    """As Beam's: activation and product in float32."""
+    """Like Beam's: computes the activation and the product in float32."""
 
     def __init__(self) -> None:
         super().__init__(nn.SiLU())
@@ -69,7 +69,7 @@ class Wide(Separate):
 
 
 class Multiplied(Separate):
-    """As Falcon-H1's: up is called first, one multiplier is 1 and may change."""
+    """Like Falcon-H1's: calls up first; one multiplier is 1, and may change."""
 
     def __init__(self) -> None:
         super().__init__(nn.SiLU())
@@ -82,7 +82,7 @@ class Multiplied(Separate):
 
 
 class LearnedScale(Separate):
-    """As Inkling's: the output is scaled by a parameter."""
+    """Like Inkling's: scales the output by a parameter."""
 
     def __init__(self) -> None:
         super().__init__(nn.SiLU())
@@ -94,7 +94,7 @@ class LearnedScale(Separate):
 
 
 class Sparse(Separate):
-    """As Gemma 3n's: of the gate only what exceeds a quantile of its row is kept."""
+    """Like Gemma 3n's: keeps only the excess of the gate over a quantile of its row."""
 
     def __init__(self, act: nn.Module, sparsity: float) -> None:
         super().__init__(act)
@@ -112,7 +112,7 @@ class Sparse(Separate):
 
 
 class Clamped(Separate):
-    """As DeepSeek-V4's or Step-3.7's: clamped before the activation or after it."""
+    """Like DeepSeek-V4's or Step-3.7's: clamps before the activation or after it."""
 
     def __init__(self, when: str, limit: float) -> None:
         super().__init__(nn.SiLU())
@@ -129,7 +129,7 @@ class Clamped(Separate):
 
 
 class Offset(nn.Module):
-    """As GPT-OSS's, dense: clamped, up + 1, and a sigmoid of its own steepness."""
+    """Like GPT-OSS's, but dense: clamps, adds 1 to up, and uses a sigmoid of its own steepness."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Offset(nn.Module):
 
 
 class DropoutBetween(Separate):
-    """As T5Gemma's: the product is dropped out."""
+    """Like T5Gemma's: applies dropout to the product."""
 
     def __init__(self) -> None:
         super().__init__(nn.GELU("tanh"))
@@ -158,7 +158,7 @@ class DropoutBetween(Separate):
 
 
 class DropoutTwice(nn.Module):
-    """As Phi-4's audio encoder's: a norm before, the gate second, dropout before and after."""
+    """Like that of Phi-4's audio encoder: a norm comes first, the gate second, and dropout before and after down."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class DropoutTwice(nn.Module):
 
 
 class DropoutAfter(Separate):
-    """As Seed-OSS's: the output is dropped out, by a function."""
+    """Like Seed-OSS's: applies dropout to the output, by a function."""
 
     def __init__(self) -> None:
         super().__init__(nn.SiLU())
@@ -188,7 +188,7 @@ class DropoutAfter(Separate):
 
 
 class NormBetween(Separate):
-    """As BitNet's: a norm of the product."""
+    """Like BitNet's: normalises the product."""
 
     def __init__(self) -> None:
         super().__init__(ReLU2())
@@ -200,7 +200,7 @@ class NormBetween(Separate):
 
 
 class NormBefore(Separate):
-    """As GLM-4V's patch merger: a projection, a norm and another activation come first."""
+    """Like GLM-4V's patch merger: a projection, a norm and another activation come first."""
 
     def __init__(self) -> None:
         super().__init__(nn.SiLU())
@@ -215,7 +215,7 @@ class NormBefore(Separate):
 
 
 class DropoutsAndNorm(Separate):
-    """As timm's: the product is dropped out and then normed, if it is, and what comes of it dropped out too."""
+    """Like timm's: applies dropout to the product, then the norm, if it is one, and dropout to the output."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__(nn.SiLU())
@@ -230,7 +230,7 @@ class DropoutsAndNorm(Separate):
 
 
 class WidePath(nn.Module):
-    """As T5's: what comes last may be kept in float32."""
+    """Like T5's: the last projection may be kept in float32."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ class WidePath(nn.Module):
 
 
 class GateOnly(nn.Module):
-    """As CPM-Ant's: what follows is elsewhere."""
+    """Like CPM-Ant's: the projection that follows is elsewhere."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class GateOnly(nn.Module):
 
 
 class GateOnlyInOne(nn.Module):
-    """As CLVP's: what follows is elsewhere."""
+    """Like CLVP's: the projection that follows is elsewhere."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""A stand-in for CANN's runtime libraries, with which torch_npu can be imported where there is no NPU."""
+"""A stand-in for CANN's runtime libraries, with which torch_npu can be imported on a machine without an NPU."""

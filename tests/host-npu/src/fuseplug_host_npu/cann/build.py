@@ -1,4 +1,4 @@
-"""Compile the stand-in for the torch_npu that is installed, once for each version of either."""
+"""Compiles the stand-in for the installed torch_npu, once for each version of either."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import elf
 SOURCE = Path(__file__).with_name("host.c")
 
 RUNTIME = "libascendcl.so"
-"""The library that has all functions; the others only refer to it."""
+"""The library that has all functions; the other libraries only refer to it."""
 
 _CANN = re.compile(r"(acl[a-zA-Z]|rt[A-Z]|Msprof|Hccl|Hcom)\w*")
 _LIBRARIES = re.compile(r"lib(hccl|ascendcl|acl_op_compiler|ge_runner|graph|acl_tdt_channel)\.so")
@@ -28,11 +28,11 @@ _WRITTEN = re.compile(r"\b(?:NOTHING_TO_DO|NO_KERNEL)\((\w+)\)|^[\w *]*?\b(\w+)\
 
 @dataclass(frozen=True)
 class Wanted:
-    """What torch_npu asks of CANN.
+    """The parts of CANN that torch_npu needs.
 
     Attributes:
-        libraries: The shared libraries of CANN that it is linked against.
-        functions: Their functions that it cannot be loaded without.
+        libraries: The shared libraries of CANN that torch_npu is linked against.
+        functions: The functions of these libraries without which torch_npu cannot be loaded.
     """
 
     libraries: tuple[str, ...]
@@ -40,10 +40,9 @@ class Wanted:
 
 
 def wanted(package: Path) -> Wanted:
-    """Read it from the libraries in *package*, the directory of torch_npu.
+    """Read the needed parts of CANN from the libraries in *package*, the directory of torch_npu.
 
-    From them and not from a list: which functions there are differs between releases, and all of them are bound when
-    the library is loaded, used or not.
+    A list would not do: the functions differ between releases, and the loader binds all of them, used or not.
     """
     # libop_plugin_atb.so is loaded on demand, with a library of its own (ATB).
     files = [path for path in (*package.glob("_C*.so"), *package.glob("lib/*.so")) if "atb" not in path.name]
@@ -60,19 +59,19 @@ def written(source: str) -> frozenset[str]:
 
 
 def build(package: Path, version: str, cache: Path | None = None) -> Path:
-    """Compile the stand-in for the torch_npu in *package*, unless it is there already.
+    """Compile the stand-in for the torch_npu in *package*, unless it is already compiled.
 
     Args:
         package: The directory of torch_npu.
-        version: Its version.
-        cache: Where to keep what was compiled; the user's cache directory if ``None``.
+        version: The version of torch_npu.
+        cache: Where to keep the compiled libraries; the user's cache directory if ``None``.
 
     Returns:
         The directory that has the libraries.
 
     Raises:
         FileNotFoundError: If there is no C compiler.
-        subprocess.CalledProcessError: If it fails; ``stderr`` has what it says.
+        subprocess.CalledProcessError: If the compiler fails; ``stderr`` has its messages.
     """
     cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fuseplug"
     recipe = SOURCE.read_bytes() + Path(__file__).read_bytes() + str(package).encode()
@@ -91,7 +90,7 @@ def build(package: Path, version: str, cache: Path | None = None) -> Path:
 
 
 def _move(made: Path, place: Path) -> None:
-    # Whole or not at all. Who comes second (another pytest worker) finds the same there.
+    # Whole or not at all. If another process, such as a pytest worker, was first, the same files are there already.
     try:
         made.rename(place)
     except OSError:
@@ -108,12 +107,12 @@ def _compile(asked: Wanted, directory: Path) -> None:
     _link(directory, RUNTIME, [str(source)])
     for name in asked.libraries:
         if name != RUNTIME:
-            # torch_npu looks functions up by name in each library: dlsym searches what a library needs, too.
+            # torch_npu looks up functions by name in each library. dlsym also searches what that library needs.
             _link(directory, name, ["-Wl,--no-as-needed", str(directory / RUNTIME)])
 
 
 def _link(directory: Path, name: str, inputs: Iterable[str]) -> None:
     compiler = shlex.split(os.environ.get("CC", "cc"))
-    # C17: in C23 empty parentheses mean that there are no arguments, and bool is a word of its own.
+    # C17: in C23, empty parentheses mean that there are no arguments, and bool is a keyword.
     options = ["-std=gnu17", "-shared", "-fPIC", "-O1", "-w", f"-Wl,-soname,{name}", "-o", str(directory / name)]
     subprocess.run([*compiler, *options, *inputs], check=True, capture_output=True, text=True)  # noqa: S603

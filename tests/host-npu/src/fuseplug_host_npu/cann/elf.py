@@ -14,12 +14,12 @@ _SHN_UNDEF = 0
 
 @dataclass(frozen=True)
 class Dynamic:
-    """What a library asks of others and offers them.
+    """What a library needs from other libraries, and what it offers to them.
 
     Attributes:
         needed: The names of the libraries that it is linked against, in order.
-        undefined: The symbols that others must define.
-        defined: Those that it defines itself.
+        undefined: The symbols that other libraries must define.
+        defined: The symbols that it defines itself.
     """
 
     needed: tuple[str, ...]

@@ -76,7 +76,7 @@ static int allocate(void **memory, size_t size) {
   *memory = NULL;
   size = size ? size : 512;
   if (posix_memalign(memory, 512, size)) return ERROR_NO_MEMORY; /* the alignment of a device */
-  memset(*memory, 0xff, size); /* NaN in every dtype of floats: what is read before it is written shows */
+  memset(*memory, 0xff, size); /* NaN in every floating dtype: a read before the first write shows */
   return SUCCESS;
 }
 int aclrtMalloc(void **memory, size_t size, int policy) { return allocate(memory, size); }
@@ -112,7 +112,7 @@ int aclrtPointerGetAttributes(const void *memory, uint32_t *attributes) {
   return SUCCESS;
 }
 
-/* --- streams and events: what is asked for was done when it was asked for ---------------------------------------- */
+/* --- streams and events: work is complete as soon as it is asked for ----------------------------------------------- */
 
 static int handle(void **made) { return (*made = malloc(8)) ? SUCCESS : ERROR_NO_MEMORY; }
 

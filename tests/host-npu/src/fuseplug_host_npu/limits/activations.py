@@ -19,7 +19,7 @@ def _even(name: str, tensor: Tensor, dim: int) -> None:
 
 @limit("npu_swiglu", page="（beta）torch_npu-npu_swiglu.md")
 def swiglu(input: Tensor, dim: int) -> None:  # noqa: A002
-    """Two halves of a contiguous tensor."""
+    """The input is contiguous, and has two halves along *dim*."""
     has_dims("x", input, 1, 8)
     is_float("x", input)
     _even("x", input, dim)
@@ -36,7 +36,7 @@ def _gradient(grad: Tensor, x: Tensor, dim: int) -> None:
 
 @limit("npu_swiglu_backward", page="（beta）torch_npu-npu_swiglu.md")
 def swiglu_backward(grad_output: Tensor, input: Tensor, dim: int) -> None:  # noqa: A002
-    """The forward's input, and a gradient of its output."""
+    """The input is as in the forward, and the gradient fits its output."""
     swiglu(input, dim)
     _gradient(grad_output, input, dim)
 
@@ -50,7 +50,7 @@ def geglu_grad(
     approximate: int,
     activate_left: bool,
 ) -> None:
-    """The forward's input, a gradient of its output, and the activated half."""
+    """The input is as in the forward; the gradient and the activated half fit its output."""
     geglu(input, dim, approximate, activate_left)
     _gradient(grad_output, input, dim)
     require(gelu.shape == grad_output.shape, "gelu", f"of the shape of grad_output {list(grad_output.shape)}", gelu)
@@ -58,7 +58,7 @@ def geglu_grad(
 
 @limit("npu_geglu", page="help(torch_npu.npu_geglu)")
 def geglu(input: Tensor, dim: int, approximate: int, activate_left: bool) -> None:  # noqa: A002
-    """Two halves; erf (0) or tanh (1)."""
+    """The input has two halves along *dim*, and *approximate* is 0 (erf) or 1 (tanh)."""
     del activate_left
     has_dims("x", input, 1, 8)
     is_float("x", input)
@@ -76,7 +76,7 @@ def clipped_swiglu(
     bias: float,
     interleaved: bool,
 ) -> None:
-    """More than one dim; groups are counted in int64."""
+    """The input has more than one dim, and *group_index* is int64."""
     del alpha, bias, interleaved
     require(limit > 0, "limit", "above zero", limit, sources.CLIPPED)
     has_dims("x", x, 2, 8)

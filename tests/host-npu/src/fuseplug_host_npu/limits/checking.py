@@ -1,4 +1,4 @@
-"""Hold calls to the limits of the table."""
+"""Checks calls against the table of limits."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def check(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Hold a call to the limits of *op*, if there are any.
+    """Check a call against the limits of *op*, if there are any.
 
     Raises:
-        ContractError: If it breaks one.
+        ContractError: If the call breaks a limit, or has no tensor where the schema asks for one.
     """
     name = op.overloadpacket.__name__
     found = _rows().get(f"{op.namespace}::{name}")
@@ -31,7 +31,7 @@ def check(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     named.update(kwargs)
     for argument in schema:
         if str(argument.type) == "Tensor" and named[argument.name] is None:
-            undefined = "undefined, as a gradient is behind an op that has no backward"
+            undefined = "undefined, like the gradient after an op without a backward"
             raise ContractError(name, argument.name, "a tensor", undefined, "its schema")
     if found is None:
         return
@@ -45,13 +45,13 @@ def check(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
 
 @functools.cache
 def _rows() -> dict[str, tuple[Callable[..., None], str]]:
-    from . import activations, grouped_matmul, moe, norms, rotary  # noqa: F401 - their rows enter themselves
+    from . import activations, grouped_matmul, moe, norms, rotary  # noqa: F401 - importing them enters their rows
 
     return limits
 
 
 def _describe(value: Any) -> str:
-    """What was found, in an error message: of a tensor, its dtype and shape; words as they are."""
+    """*value* in the words of an error message: a tensor by its dtype and shape, a string unchanged."""
     import torch
 
     if isinstance(value, str):

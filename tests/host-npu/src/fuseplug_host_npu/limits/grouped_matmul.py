@@ -1,4 +1,4 @@
-"""Many matrix products at once."""
+"""Grouped matmul: many matrix products at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def grouped_matmul(
     group_list_type: int | None,
     **_: Any,
 ) -> None:
-    """What holds for products without quantisation; `_rows` and `_inner` have what each way of grouping asks for."""
+    """The limits of products without quantisation; `_rows` and `_inner` have the limits of each way of grouping."""
     for name, tensors in (("x", x), ("weight", weight)):
         require(0 < len(tensors) <= _MOST_TENSORS, name, f"1 to {_MOST_TENSORS} tensors", len(tensors))
         one = {tensor.dtype for tensor in (*x, *weight)}
@@ -61,7 +61,7 @@ def grouped_matmul(
 
 
 def _is_transposed(tensor: Tensor) -> bool:
-    """Whether CANN takes the last two dims for exchanged: by the strides as they are, those of size 1 included."""
+    """Whether CANN takes the last two dims for transposed. It compares the actual strides, even of dims of size 1."""
     if tensor.dim() < 2 or tensor.stride()[-2:] != (1, tensor.shape[-2]):
         return False
     packed = tensor.shape[-2:].numel()
@@ -73,7 +73,7 @@ def _is_transposed(tensor: Tensor) -> bool:
 
 
 def _transposition(x: Sequence[Tensor], weight: Sequence[Tensor], group_type: int | None) -> None:
-    """One for all weights, and not both operands; of one element it is none."""
+    """All weights are transposed or none, and never both operands. One element alone is never transposed."""
 
     def any_of(tensors: Sequence[Tensor]) -> bool:
         return any(_is_transposed(each) and each.shape[-2:].numel() != 1 for each in tensors)
@@ -108,7 +108,7 @@ def _listed(weight: Sequence[Tensor], group_list: Tensor | Sequence[int] | None)
 
 
 def _innermost(tensor: Tensor) -> int:
-    """The size of the dim that lies contiguous in memory."""
+    """The size of the dim that is contiguous in memory."""
     return tensor.shape[-1] if tensor.dim() < 2 or tensor.stride(-1) == 1 else tensor.shape[-2]
 
 

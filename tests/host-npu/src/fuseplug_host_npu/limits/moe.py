@@ -18,7 +18,7 @@ _MOST_INDICES = 1 << 24
 
 @limit("npu_moe_gating_top_k_softmax", page="torch_npu-npu_moe_gating_top_k_softmax.md")
 def gating_top_k_softmax(x: Tensor, finished: Tensor | None, k: int) -> None:
-    """So many of the experts for each token."""
+    """Each token has at least one expert, and at most all of them."""
     require(x.dim() in (2, 3), "x", "of 2 or 3 dims", x)
     is_float("x", x)
     most = min(x.shape[-1], _MOST_EXPERTS_CHOSEN)
@@ -30,7 +30,7 @@ def gating_top_k_softmax(x: Tensor, finished: Tensor | None, k: int) -> None:
 
 @limit("npu_moe_token_permute", page="torch_npu-npu_moe_token_permute.md")
 def token_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int | None, padded_mode: bool) -> None:
-    """One row of indices for each token."""
+    """*indices* has one row for each token."""
     del num_out_tokens
     require(tokens.dim() == 2, "tokens", "of 2 dims", tokens)
     is_float("tokens", tokens)
@@ -50,7 +50,7 @@ def token_unpermute(
     padded_mode: bool,
     restore_shape: Sequence[int] | None,
 ) -> None:
-    """The row of each (token, choice), in int32; a weight for each, in a dtype of its own."""
+    """*sorted_indices* has the row of each (token, choice), in int32; *probs* has its weight, in a dtype of its own."""
     require(permuted_tokens.dim() == 2, "permuted_tokens", "of 2 dims", permuted_tokens)
     is_float("permuted_tokens", permuted_tokens)
     require(sorted_indices.dtype == torch.int32, "sorted_indices", "int32", sorted_indices)

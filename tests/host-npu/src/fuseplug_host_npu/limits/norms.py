@@ -18,7 +18,7 @@ def _trailing(gamma: Tensor, x: Tensor) -> None:
 
 @limit("npu_rms_norm", page="（beta）torch_npu-npu_rms_norm.md")
 def rms_norm(input: Tensor, gamma: Tensor, epsilon: float) -> None:  # noqa: A002
-    """Strided and empty are fine; gamma has x's dtype or float32."""
+    """The input may be strided or empty; gamma has x's dtype or float32."""
     del epsilon
     has_dims("x", input, 2, 8)
     is_float("x", input)
@@ -28,7 +28,7 @@ def rms_norm(input: Tensor, gamma: Tensor, epsilon: float) -> None:  # noqa: A00
 
 @limit("npu_rms_norm_backward", page=sources.NORM_GRADIENT)
 def rms_norm_backward(dy: Tensor, input: Tensor, gamma: Tensor, rstd: Tensor) -> None:  # noqa: A002
-    """As in the forward; A2 and A3 refuse an empty gradient."""
+    """Tensors fit those of the forward; A2 and A3 refuse an empty gradient."""
     require(dy.shape == input.shape, "dy", f"of the shape of x {list(input.shape)}", dy)
     require(dy.dtype == input.dtype, "dy", f"{input.dtype}, as x is", dy)
     _trailing(gamma, input)
@@ -41,7 +41,7 @@ def rms_norm_backward(dy: Tensor, input: Tensor, gamma: Tensor, rstd: Tensor) ->
 
 @limit("npu_gemma_rms_norm", page="help(torch_npu.npu_gemma_rms_norm)")
 def gemma_rms_norm(input: Tensor, gamma: Tensor, epsilon: float) -> None:  # noqa: A002
-    """One dtype; neither strided nor empty."""
+    """All tensors have one dtype; the input is neither strided nor empty."""
     del epsilon
     has_dims("x", input, 1, 8)
     is_float("x", input)
@@ -53,7 +53,7 @@ def gemma_rms_norm(input: Tensor, gamma: Tensor, epsilon: float) -> None:  # noq
 
 @limit("npu_add_rms_norm", page="torch_npu-npu_add_rms_norm.md")
 def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> None:
-    """One dtype; not empty."""
+    """All tensors have one dtype, and are not empty."""
     del epsilon
     has_dims("x1", x1, 1, 8)
     is_float("x1", x1)

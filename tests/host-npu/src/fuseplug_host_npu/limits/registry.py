@@ -1,4 +1,4 @@
-"""The table of limits, one row for each op whose documentation has some. Nothing here imports torch."""
+"""The table of limits, one row for each op whose documentation states some. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ Limit = TypeVar("Limit", bound=Callable[..., None])
 limits: dict[str, tuple[Callable[..., None], str]] = {}
 
 
-class Broken(Exception):  # noqa: N818 - `check` makes an error of it
-    """What `require` found: the argument, what was asked, what was found, and the source that says so."""
+class Broken(Exception):  # noqa: N818 - `check` turns it into an error
+    """A limit is broken. Holds the argument, what was asked, what was found, and the source that says so."""
 
 
 def limit(*names: str, page: str) -> Callable[[Limit], Limit]:
-    """Decorate a function that says, with `require`, what an op's documentation asks of its arguments.
+    """Decorate a function that checks, with `require`, the limits that an op's documentation sets for its arguments.
 
-    It is given the arguments by the names in the op's schema, all of them, and must not look at values: what it checks
-    is checked on fake tensors too, and on an NPU values are not there yet.
+    The function gets all arguments by their names in the op's schema. It must not read values: it also runs on fake
+    tensors, and on an NPU the values are not computed yet.
 
     Args:
         *names: The ops, without their overloads: ``"npu_swiglu"``, or ``"my_library::my_op"``.
-        page: Where it is documented.
+        page: The page that documents the limits.
     """
 
     def register(function: Limit) -> Limit:
@@ -34,9 +34,9 @@ def limit(*names: str, page: str) -> Callable[[Limit], Limit]:
 
 
 def require(holds: bool, argument: str, asked: str, found: object, source: str | None = None) -> None:
-    """Say that *argument* must be as *asked*, which it is if it *holds*; *found* is what it is: a value, or words.
+    """Require that *argument* is as *asked*, which is so if *holds*; *found* is what it is, as a value or in words.
 
-    A limit that the op's page does not state has a *source*: repository, file and function.
+    *source* is for a limit that the op's page does not state: repository, file and function.
     """
     if not holds:
         raise Broken(argument, asked, found, source)

@@ -17,14 +17,14 @@ _MOST = 1000
 _MOST_WITH_GRADIENTS = 1024
 _INTERLEAVED = 64
 _BLOCK = 32
-"""Bytes of a block, of which half a row is a multiple or not."""
+"""Bytes of a block. Limits depend on whether half a row is a multiple of a block."""
 _NARROW = 80
 
 _Layout = tuple[tuple[int, ...], int, int]
 
 
 def _layouts(x: Sequence[int], half: bool) -> list[_Layout]:
-    """The documented shapes of cos for x, all but the last dim; for each what of x is its batch and its heads."""
+    """The documented shapes of cos for *x*, without the last dim, each with the batch and heads that *x* then has."""
     if len(x) == 3:
         tokens, heads = x[0], x[1]
         return [((tokens, 1), 1, heads), *([((tokens, heads), 1, heads)] if half else [])]
@@ -39,8 +39,8 @@ def _layouts(x: Sequence[int], half: bool) -> list[_Layout]:
 def _refused_in_bnsd(x: Tensor, table: Tensor) -> bool:
     """Whether the tiling of A2 and A3 refuses this call in half mode, with error 561002.
 
-    It reads the layout from the shapes. Where the tables have neither the first nor the second dim of x it is BNSD, of
-    which it refuses what was found to be slower than separate operations.
+    The tiling infers the layout from the shapes. If the tables have neither the first nor the second dim of x, the
+    layout is BNSD, and the tiling refuses calls that were found to be slower than separate operations.
     """
     (one, two, rows), (first, second, third) = x.shape[:3], table.shape[:3]
     if first == one or second == two or (first, second, third) == (1, 1, 1):
@@ -62,7 +62,7 @@ def _width(name: str, x: Tensor) -> None:
 
 @limit("npu_rotary_mul_backward", page=sources.ROTARY_GRADIENT)
 def rotary_mul_backward(grad: Tensor, input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str) -> None:  # noqa: A002
-    """The gradient has the shape of the input, and cos and sin full width in one of its layouts."""
+    """The gradient has the shape of the input; cos and sin have full width, in one of its layouts."""
     require(grad.shape == input.shape, "grad", f"of the shape of input {list(input.shape)}", grad)
     is_not_empty("grad", grad)
     _width("grad", grad)
@@ -73,7 +73,7 @@ def rotary_mul_backward(grad: Tensor, input: Tensor, r1: Tensor, r2: Tensor, rot
 
 @limit("npu_rotary_mul", page="torch_npu-npu_rotary_mul.md")
 def rotary_mul(input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str, rotate: Tensor | None) -> None:  # noqa: A002
-    """Full width cos (r1) and sin (r2), in a layout that goes with one of x: BNSD, BSND, SBND or TND."""
+    """The tables cos (r1) and sin (r2) have full width, in a layout that fits one of x: BNSD, BSND, SBND or TND."""
     require(input.dim() in (3, 4), "input", "of 3 or 4 dims", input)
     require(rotary_mode in ("half", "interleave"), "rotary_mode", "'half' or 'interleave'", repr(rotary_mode))
     width = input.shape[-1]
@@ -107,7 +107,7 @@ def rotary_mul(input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str, rotate: 
 
 @limit("npu_interleave_rope", page="torch_npu-npu_interleave_rope.md")
 def interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """[B, N, S, 64] in half precision; one head of cos and sin."""
+    """The input is [B, N, S, 64] in half precision; cos and sin have one head."""
     require(x.dim() == 4 and x.shape[-1] == _INTERLEAVED, "x", f"[B, N, S, {_INTERLEAVED}]", x)
     require(x.dtype in (torch.float16, torch.bfloat16), "x", "float16 or bfloat16", x)
     for name, tensor in (("cos", cos), ("sin", sin)):
@@ -120,7 +120,7 @@ def interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 @limit("npu_apply_rotary_pos_emb", page="torch_npu-apply_rotary_pos_emb.md")
 def apply_rotary_pos_emb(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str, rotary_mode: str) -> None:
-    """Heads of 64 or 128, halves, in the layouts BSND and TND; one head of cos and sin for each token."""
+    """Heads of 64 or 128, rotated by halves, in the layouts BSND and TND; cos and sin have one head for each token."""
     require(layout in ("BSND", "TND"), "layout", "'BSND' or 'TND'", repr(layout))
     require(rotary_mode == "half", "rotary_mode", "'half'", repr(rotary_mode))
     is_float("query", query)
@@ -146,7 +146,7 @@ def mrope(
     rotary_mode: str | None,
     cache_mode: str | None,
 ) -> None:
-    """One dtype; sizes in whole blocks of 32 elements, of 16 in float32."""
+    """All tensors have one dtype; sizes are multiples of 32 elements, or of 16 in float32."""
     is_index("positions", positions)
     is_float("query", query)
     for name, tensor in (("key", key), ("cos_sin_cache", cos_sin_cache)):

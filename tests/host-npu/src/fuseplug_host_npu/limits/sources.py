@@ -1,4 +1,4 @@
-"""Where limits were read that no page states: sources of CANN's operators, which are public."""
+"""The public sources of CANN's operators in which limits were read that no page states."""
 
 _TRANSFORMER = "cannmirror/ops-transformer 05c401f9"
 _NN = "hicann/ops-nn e5c3fa93"

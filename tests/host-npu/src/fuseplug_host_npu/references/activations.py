@@ -21,14 +21,14 @@ def swiglu(input: Tensor, dim: int = -1) -> Tensor:  # noqa: A002
 
 @reference("npu_swiglu_backward")
 def swiglu_backward(grad_output: Tensor, input: Tensor, dim: int = -1) -> Tensor:  # noqa: A002
-    """silu'(a) = s + a · s · (1 - s), with s = sigmoid(a)."""
+    """The gradient of the input; silu'(a) = s + a · s · (1 - s), with s = sigmoid(a)."""
     gate, up = wide(input).chunk(2, dim)
     upstream, s = wide(grad_output), torch.sigmoid(gate)
     return torch.cat((upstream * up * (s + gate * s * (1 - s)), upstream * gate * s), dim).to(input.dtype)
 
 
 def _geglu_parts(input: Tensor, dim: int, activate_left: bool) -> tuple[Tensor, Tensor]:  # noqa: A002
-    """The activated half, and the other."""
+    """The activated half, and the other half."""
     left, right = wide(input).chunk(2, dim)
     return (left, right) if activate_left else (right, left)
 
@@ -59,7 +59,7 @@ def geglu_grad(
     approximate: int = 1,
     activate_left: bool = False,
 ) -> Tensor:
-    """What the forward kept of gelu(b) is read, rounded as it was."""
+    """The gradient of the input. It uses gelu(b) as the forward kept it, rounded."""
     active, other = _geglu_parts(input, dim, activate_left)
     upstream = wide(grad_output)
     of_active = torch.ops.aten.gelu_backward(upstream * other, active, approximate=_gelu(approximate))
@@ -80,8 +80,8 @@ def clipped_swiglu(
 ) -> Tensor:
     """``a * sigmoid(alpha * a) * (b + bias)`` with a clamped from above and b from both sides (gpt-oss).
 
-    Dims before *dim* are rows, those from *dim* on are one; a and b are every other element of it, or its halves. Rows
-    after the last group of *group_index* are zero.
+    Dims before *dim* are rows, and dims from *dim* on are one dim. Its even and odd elements, or its halves, are a and
+    b. Rows after the last group of *group_index* are zero.
     """
     at = dim % x.dim()
     rows = wide(x).reshape(math.prod(x.shape[:at]), -1)
@@ -101,13 +101,13 @@ def silu(input: Tensor) -> Tensor:  # noqa: A002
 
 @reference("npu_silu_")
 def silu_(input: Tensor) -> Tensor:  # noqa: A002
-    """The same, in place."""
+    """As `silu`, in place."""
     return input.copy_(silu(input))
 
 
 @reference("npu_silu_backward")
 def silu_backward(grad_output: Tensor, x0: Tensor, x1: Tensor) -> Tensor:
-    """*x0* is the input; *x1*, the output, is not needed."""
+    """The gradient of the input *x0*; the output *x1* is not needed."""
     del x1
     found: Tensor = torch.ops.aten.silu_backward(wide(grad_output), wide(x0))
     return found.to(x0.dtype)
@@ -121,6 +121,6 @@ def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:  # noqa: A002
 
 @reference("npu_gelu_backward")
 def gelu_backward(grad_output: Tensor, input: Tensor, *, approximate: str = "none") -> Tensor:  # noqa: A002
-    """As torch's."""
+    """As torch's ``gelu_backward``."""
     found: Tensor = torch.ops.aten.gelu_backward(wide(grad_output), wide(input), approximate=approximate)
     return found.to(input.dtype)

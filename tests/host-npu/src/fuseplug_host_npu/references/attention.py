@@ -12,7 +12,7 @@ from .common import wide
 from .registry import reference
 
 _CAUSAL = 2
-"""The sparse mode in which the mask is the upper triangle of a fixed square, of which the corner is taken."""
+"""The sparse mode in which the mask is the upper triangle of a fixed square, and only its corner is used."""
 
 
 def _modelled(layout: str, sparse_mode: int, **others: Any) -> None:
@@ -29,7 +29,7 @@ def _modelled(layout: str, sparse_mode: int, **others: Any) -> None:
 
 
 def _dropped(weights: Tensor, keep_prob: float, seed: Tensor) -> Tensor:
-    """*weights* with dropout: the same ones for the same seed."""
+    """*weights* with dropout; the same seed drops the same weights."""
     if keep_prob == 1.0:
         return weights
     generator = torch.Generator().manual_seed(int(seed))
@@ -38,20 +38,20 @@ def _dropped(weights: Tensor, keep_prob: float, seed: Tensor) -> Tensor:
 
 
 def _shared(tensor: Tensor, query: Tensor) -> Tensor:
-    """Keys or values, one for each head of the query, in wide precision."""
+    """Keys or values, repeated for each head of the query, in wide precision."""
     return wide(tensor).repeat_interleave(query.shape[1] // tensor.shape[1], 1)
 
 
 def _summed(gradient: Tensor, heads: int) -> Tensor:
-    """The transpose of `_shared`: summed over the heads that share a key."""
+    """The transpose of `_shared`: *gradient* summed over the heads that share a key."""
     batch, _, *rest = gradient.shape
     return gradient.reshape(batch, heads, -1, *rest).sum(2)
 
 
 def _scores(query: Tensor, key: Tensor, atten_mask: Tensor | None, scale: float, sparse_mode: int) -> Tensor:
-    """``[batch, heads, queries, keys]``, the least number where the mask, if there is one, is true.
+    """``[batch, heads, queries, keys]``, with the least number where the mask, if there is one, is true.
 
-    Not -inf: of a row that is masked as a whole, torch_npu's pages say that it "loses precision", and nothing of NaN.
+    Not -inf: torch_npu's pages say that a completely masked row "loses precision", and do not mention NaN.
     """
     scores = wide(query) @ _shared(key, query).mT * scale
     if atten_mask is None:
@@ -75,7 +75,7 @@ def fusion_attention_v3(
     sparse_mode: int = 0,
     **others: Any,
 ) -> tuple[Tensor, ...]:
-    """``softmax(q kᵀ scale) v``; maxima and sums of the softmax, eight times each; seed and offset of its dropout."""
+    """``softmax(q kᵀ scale) v``; the softmax's maxima and sums, eight times each; seed and offset of the dropout."""
     del head_num
     _modelled(input_layout, sparse_mode, **others)
     scores = _scores(query, key, atten_mask, scale, sparse_mode)
@@ -106,7 +106,7 @@ def fusion_attention_grad_v3(
     sparse_mode: int = 0,
     **others: Any,
 ) -> tuple[Tensor, ...]:
-    """dq, dk, dv, and the gradients of two that are not there. With p the softmax: ds = p · (dp - Σ dp · p) · scale."""
+    """dq, dk, dv, and empty gradients of two absent inputs. With p the softmax: ds = p · (dp - Σ dp · p) · scale."""
     del head_num
     _modelled(input_layout, sparse_mode, **others)
     state = torch.zeros(1, dtype=torch.int64) if seed is None else seed

@@ -1,4 +1,4 @@
-"""Casts, which torch_npu does with ops of its own, and layouts of memory, of which the host has one."""
+"""Casts, for which torch_npu has ops of its own, and memory formats, of which the host has only one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .registry import reference
 
 _NUMBERED = {0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16}
 _NUMBERED |= {6: torch.float32, 7: torch.float64, 11: torch.bool, 15: torch.bfloat16}
-"""Dtypes as torch counts them (c10::ScalarType), where a schema says int."""
+"""Dtypes by torch's numbers for them (c10::ScalarType), for schemas that say int."""
 
 
 def _dtype(given: torch.dtype | int) -> torch.dtype:
@@ -38,11 +38,11 @@ def dtype_cast_(input: Tensor, src: Tensor) -> Tensor:  # noqa: A002
 
 @reference("npu_format_cast", "npu_format_cast.Tensor", "_npu_format_cast", "_npu_format_cast.aclnn")
 def format_cast(input: Tensor, **_: Any) -> Tensor:  # noqa: A002
-    """The same values: formats differ in where they lie."""
+    """A copy of the values: formats differ only in where the values lie."""
     return input.clone()
 
 
 @reference("npu_format_cast_", "npu_format_cast_.acl_format")
 def format_cast_(input: Tensor, **_: Any) -> Tensor:  # noqa: A002
-    """The tensor itself."""
+    """The input itself."""
     return input

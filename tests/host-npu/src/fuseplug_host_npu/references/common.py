@@ -1,4 +1,4 @@
-"""What references have in common."""
+"""What all references share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many matrix products at once, one for each expert."""
+"""Grouped matmul: many matrix products at once, one for each expert."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .registry import reference
 from .values import require_values
 
 _ROWS, _INNER = 0, 2
-"""What a group is a part of (``group_type``): the rows of x, or the dim that is summed over."""
+"""Values of ``group_type``: a group is a part of the rows of x, or of the dim that is summed over."""
 
 
 @reference("npu_grouped_matmul", "npu_grouped_matmul.List")
@@ -33,9 +33,9 @@ def grouped_matmul(
 ) -> list[Tensor]:
     """``x[i] @ weight[i] + bias[i]`` for each i.
 
-    *group_list* has where the groups end, or with ``group_list_type=1`` how large they are. They may end before x does:
-    no kernel writes the rows after that, so they are NaN here. A group that is empty has no rows, or with
-    ``group_type=2`` a product of zeros. Of an empty x nothing is written at all.
+    *group_list* has the ends of the groups, or with ``group_list_type=1`` their sizes. Groups may end before x does: no
+    kernel writes the rows after them, so these rows are NaN here. An empty group has no rows, or with ``group_type=2``
+    a product of zeros. For an empty x, a kernel writes nothing at all.
     """
     if act_type or any(value is not None for value in quantisation.values()):
         raise NotImplementedError("npu_grouped_matmul has a reference without quantisation and activation only")
@@ -63,12 +63,15 @@ def grouped_matmul(
 
 
 def _written(x: Tensor, product: Tensor) -> Tensor:
-    """*product*, if there was anything to do: of an empty x it is what the memory held."""
+    """*product*, or NaN if *x* is empty: a kernel then leaves what the memory held."""
     return product if x.numel() else torch.full_like(product, float("nan"))
 
 
 def _within(ends: list[int], rows: int | None, *, whole: bool) -> None:
-    """Groups follow each other, and do not go beyond the rows; on Ascend 950 those of a list of weights are *whole*."""
+    """Require that the groups follow each other, and do not go beyond the rows.
+
+    If *whole*, as for a list of weights on Ascend 950, the groups must end where the rows do.
+    """
     op, source = "npu_grouped_matmul", sources.GROUPED
     follows = all(start <= end for start, end in zip([0, *ends], ends, strict=False))
     require_values(follows, op, "group_list", "of sizes, or of ends that do not fall", f"ends {ends}", source)
@@ -80,7 +83,7 @@ def _within(ends: list[int], rows: int | None, *, whole: bool) -> None:
 
 
 def _ends(group_list: Tensor | Sequence[int] | None, kind: int) -> list[int]:
-    """Where the groups end."""
+    """The ends of the groups."""
     if group_list is None:
         return []
     if not isinstance(group_list, Tensor):
@@ -118,5 +121,5 @@ def grouped_matmul_add_(
 
 @reference("npu_grouped_matmul_add")
 def grouped_matmul_add(input: Tensor, **rest: Any) -> Tensor:  # noqa: A002
-    """The same, into a new tensor."""
+    """As `grouped_matmul_add_`, into a new tensor."""
     return grouped_matmul_add_(input.clone(), **rest)

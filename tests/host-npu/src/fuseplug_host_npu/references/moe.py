@@ -14,15 +14,15 @@ from .registry import reference
 from .values import require_values
 
 _EXACT = 1 << 24
-"""Up to here float32, as which keys are sorted, holds all integers."""
+"""float32, in which keys are sorted, holds all integers up to this one."""
 
 
 @reference("npu_moe_gating_top_k_softmax")
 def gating_top_k_softmax(x: Tensor, finished: Tensor | None = None, k: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """The k largest probabilities of a softmax, not renormalised, their experts, and the rows they are to go to.
+    """The k largest probabilities of a softmax, not renormalised, their experts, and the rows that they go to.
 
-    Rows are counted column by column: slot (token, choice) goes to ``choice * tokens + token``. The experts of a
-    finished token are one past the last.
+    Rows are counted column by column: slot (token, choice) goes to row ``choice * tokens + token``. Every expert of a
+    finished token has the number one past the last expert.
     """
     weights, experts = wide(x).softmax(-1).topk(k, -1)
     if finished is not None:
@@ -41,9 +41,9 @@ def _unpadded(padded_mode: bool) -> None:
 def token_permute(
     tokens: Tensor, indices: Tensor, num_out_tokens: int | None = None, padded_mode: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Tokens sorted by expert, each as often as it has experts, and the row that each (token, choice) went to.
+    """The tokens sorted by expert, each once for each of its experts, and the row of each (token, choice).
 
-    The sort is stable. A positive *num_out_tokens* is how many rows are kept; a negative one, how many are not.
+    The sort is stable. A positive *num_out_tokens* is the number of rows to keep; a negative one, the number to drop.
     """
     _unpadded(padded_mode)
     held = indices.abs().max() <= _EXACT if indices.numel() else True
@@ -67,7 +67,7 @@ def token_permute_grad_v2(
     num_topK: int,  # noqa: N803 - torch_npu's name
     padded_mode: bool = False,
 ) -> Tensor:
-    """The sum over a token's choices; those whose row was not kept have no part in it."""
+    """The sum over the choices of each token; a choice whose row was dropped adds nothing."""
     _unpadded(padded_mode)
     del tokens_size_0
     return _gathered(grad_permuted_tokens, sorted_indices, num_topK).sum(1).to(tokens_dtype)
@@ -77,7 +77,7 @@ def token_permute_grad_v2(
 def token_permute_grad(
     tokens: Tensor, grad_permuted_tokens: Tensor, indices: Tensor, sorted_indices: Tensor, padded_mode: bool = False
 ) -> Tensor:
-    """The same, by its older name."""
+    """As `token_permute_grad_v2`, under its older name."""
     choices = 1 if indices.dim() == 1 else indices.shape[1]
     return token_permute_grad_v2(
         grad_permuted_tokens, sorted_indices, tokens.shape[0], tokens.dtype, choices, padded_mode
@@ -85,7 +85,7 @@ def token_permute_grad(
 
 
 def _gathered(permuted: Tensor, rows: Tensor, choices: int) -> Tensor:
-    """``[tokens, choices, hidden]``: what each choice's row has, zero where there is none of that number."""
+    """The row of each choice, ``[tokens, choices, hidden]``; zeros if there is no row of that number."""
     hidden = permuted.shape[-1]
     padded = torch.cat((wide(permuted), wide(permuted).new_zeros(1, hidden)))
     places = _places(rows, len(permuted))
@@ -93,7 +93,7 @@ def _gathered(permuted: Tensor, rows: Tensor, choices: int) -> Tensor:
 
 
 def _places(rows: Tensor, count: int) -> Tensor:
-    """*rows*, those that are skipped being *count*: all from that on, and on Ascend 950 -1 as well."""
+    """*rows*, with *count* for each row to skip: the rows from *count* on, and on Ascend 950 row -1, too."""
     rows = rows.long()
     if machine().is_950:
         rows = rows.masked_fill(rows == -1, count)
@@ -113,7 +113,7 @@ def _token_unpermute(
     padded_mode: bool = False,
     restore_shape: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The tokens again, and what the backward reads of the permuted ones."""
+    """The tokens of `token_unpermute`, and a copy of the permuted tokens for the backward."""
     return token_unpermute(permuted_tokens, sorted_indices, probs, padded_mode, restore_shape), permuted_tokens.clone()
 
 
@@ -125,10 +125,10 @@ def token_unpermute(
     padded_mode: bool = False,
     restore_shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """Each token's rows, weighted with *probs* and summed in float32, rounded once to the dtype of the rows.
+    """The rows of each token, weighted with *probs*, summed in float32, and rounded once to the dtype of the rows.
 
-    A row that is not there is skipped. One whose weight is zero is not read on A2 and A3, so NaN there does not show;
-    on Ascend 950 it is multiplied.
+    A row that does not exist is skipped. A2 and A3 do not read a row whose weight is zero, so a NaN in it does not
+    show; Ascend 950 multiplies it.
     """
     _unpadded(padded_mode)
     del restore_shape  # for padded_mode
@@ -156,7 +156,8 @@ def token_unpermute_grad_v2(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the rows and of *probs*, each in its dtype.
 
-    That of a row that no choice has is not written; that of the weight of a choice without a row is zero.
+    The gradient of a row that belongs to no choice is not written. The gradient of the weight of a choice without a row
+    is zero.
     """
     _unpadded(padded_mode)
     del restore_shape
@@ -184,7 +185,7 @@ def token_unpermute_grad(
     padded_mode: bool = False,
     restore_shape: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The same, by its older name."""
+    """As `token_unpermute_grad_v2`, under its older name."""
     size, dtype = permuted_tokens.shape[0], permuted_tokens.dtype
     return token_unpermute_grad_v2(
         grad_unpermuted_tokens, sorted_indices, size, dtype, probs, padded_mode, restore_shape, permuted_tokens

@@ -9,11 +9,11 @@ from .common import wide
 from .registry import reference
 
 _ORDER = torch.Generator()
-"""That in which sums come about; no seed of a user has to do with it."""
+"""Draws the order in which sums are added; a user's seed has no effect on it."""
 
 
 def _normed(gamma: Tensor) -> tuple[int, ...]:
-    """The dims that are normalised: as many as gamma has, from the end."""
+    """The normalised dims: the last ones, as many as gamma has."""
     return tuple(range(-gamma.dim(), 0))
 
 
@@ -39,8 +39,8 @@ def gemma_rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple
 def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
     """The RMSNorm of the sum, ``1 / rms`` of it, and the sum.
 
-    Unlike `rms_norm` it rounds twice: x · rstd to the dtype of x, and that times gamma. float16 is added and multiplied
-    in half precision, so what is normalised is the rounded sum; in bfloat16 it is the sum before it is rounded
+    Unlike `rms_norm`, it rounds twice: x · rstd to the dtype of x, then the product with gamma. In float16 it adds and
+    multiplies in half precision, so it normalises the rounded sum; in bfloat16, the sum before rounding
     (hicann/ops-nn e5c3fa93, norm/add_rms_norm/op_kernel/add_rms_norm.h, Compute).
     """
     exact = wide(x1) + wide(x2)
@@ -53,10 +53,10 @@ def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -
 
 @reference("npu_rms_norm_backward")
 def rms_norm_backward(dy: Tensor, input: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:  # noqa: A002
-    """Both: dx in x's dtype, and dgamma in float32: torch_npu's autograd casts that one to gamma's dtype.
+    """Both gradients: dx in x's dtype, and dgamma in float32, which torch_npu's autograd casts to gamma's dtype.
 
-    With n = x · rstd and g = dy · gamma: dx = rstd · (g - n · mean(g · n)), dgamma = Σ dy · n. The rows of dgamma are
-    added by atomic operations of the cores, in another order each time, unless torch shall be deterministic.
+    With n = x · rstd and g = dy · gamma: dx = rstd · (g - n · mean(g · n)), dgamma = Σ dy · n. The cores add the
+    rows of dgamma by atomic operations, in a different order each time, unless torch is set to be deterministic.
     """
     upstream, normed = wide(dy), wide(input) * rstd
     scaled = upstream * wide(gamma)

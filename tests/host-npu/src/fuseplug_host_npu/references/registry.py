@@ -1,4 +1,4 @@
-"""The table of references, one row for each op that torch has no kernel of the CPU for. Nothing here imports torch."""
+"""The table of references, one row for each op that torch's CPU kernels do not cover. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _listeners: list[Callable[[], None]] = []
 def reference(*names: str) -> Callable[[Reference], Reference]:
     """Decorate a function that computes an op of the NPU on the CPU: ``HostNPU`` runs it in the place of the kernel.
 
-    It is given what the op was called with, by the names in its schema, without what has its default value; tensors as
-    tensors of the CPU with the same memory. It returns what the op returns, on the CPU. It runs below autograd:
-    gradients are the business of the op's own formulas. A second one for an op takes the place of the first.
+    The function gets the arguments of the call by their names in the op's schema, without those that have their default
+    value. Its tensors are CPU tensors with the same memory. It returns the op's results on the CPU. It runs below
+    autograd: the op's own formulas compute gradients. A second function for an op takes the place of the first.
 
     Args:
-        *names: What ops it computes: ``"npu_swiglu"``, ``"npu_grouped_matmul.List"`` for an overload, or
+        *names: The ops that the function computes: ``"npu_swiglu"``, ``"npu_grouped_matmul.List"`` for an overload, or
             ``"my_library::my_op"`` for another library than torch_npu's.
     """
 
@@ -39,5 +39,5 @@ def qualified(name: str) -> str:
 
 
 def when_added(listener: Callable[[], None]) -> None:
-    """Have *listener* called whenever there is a new reference."""
+    """Call *listener* whenever a reference is added."""
     _listeners.append(listener)

@@ -12,7 +12,7 @@ from .registry import reference
 
 
 def _rotated(x: Tensor, mode: str) -> Tensor:
-    """``(-x2, x1)`` for the halves of the last dim, or for its pairs."""
+    """``(-x2, x1)``, where x1 and x2 are the halves of the last dim, or its pairs."""
     if mode == "half":
         first, second = x.chunk(2, -1)
         return torch.cat((-second, first), -1)
@@ -46,7 +46,7 @@ def rotary_mul_backward(
     r2: Tensor,
     rotary_mode: str = "half",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, dcos and dsin; the latter summed over what cos and sin were broadcast along."""
+    """dx, dcos and dsin; dcos and dsin are summed over the dims along which cos and sin were broadcast."""
     dtype = input.dtype
     upstream, x, cos, sin = (wide(tensor.to(dtype)) for tensor in (grad, input, r1, r2))
     dx = upstream * cos + _rotated_back(upstream * sin, rotary_mode)
@@ -59,14 +59,14 @@ def rotary_mul_backward(
 def apply_rotary_pos_emb(
     query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str = "BSND", rotary_mode: str = "half"
 ) -> tuple[Tensor, Tensor]:
-    """`rotary_mul` of query and key, which have cos and sin's layout."""
+    """`rotary_mul` of query and of key, which have the layout of cos and sin."""
     del layout  # cos and sin have size 1 where they are broadcast
     return rotary_mul(query, cos, sin, rotary_mode), rotary_mul(key, cos, sin, rotary_mode)
 
 
 @reference("npu_interleave_rope")
 def interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Pairs of x become halves, which are rotated: as DeepSeek's attention has its weights."""
+    """Turn the pairs of x into halves, and rotate these, as the weights of DeepSeek's attention require."""
     halves = torch.cat((x[..., ::2], x[..., 1::2]), -1)
     return rotary_mul(halves, cos, sin)
 
@@ -86,8 +86,8 @@ def mrope(
     """Rotate the first ``rotary_dim`` elements of each head of ``[tokens, heads * head_size]``.
 
     *cos_sin_cache* is ``[positions, rotary_dim]``, cos before sin. Positions of three kinds (time, height, width) are
-    ``[3, tokens]``: the sections of a head's frequencies take theirs one after the other, or every third one if
-    *cache_mode* is ``"interleave"``.
+    ``[3, tokens]``: each kind gives the positions of one section of a head's frequencies, or of every third frequency
+    if *cache_mode* is ``"interleave"``.
     """
     rotary = cos_sin_cache.shape[-1]
     cos, sin = wide(cos_sin_cache)[positions].chunk(2, -1)

@@ -1,4 +1,4 @@
-"""The rows that come with this distribution."""
+"""The references that come with this distribution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .registry import table
 
 @functools.cache
 def references() -> dict[str, Callable[..., Any]]:
-    """The table itself, by the qualified names of the ops, with the rows of this distribution."""
+    """The table of references itself, by the ops' qualified names, with the rows of this distribution."""
     from . import activations, attention, casts, grouped_matmul, moe, norms, rotary, torch_ops  # noqa: F401
 
     return table

@@ -1,4 +1,4 @@
-"""Ops of torch that an NPU computes otherwise than the CPU, or in one piece where the CPU has no kernel of the name."""
+"""Ops of torch that an NPU computes differently from the CPU, or has as one kernel where the CPU has none."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .registry import reference
 
 @reference("aten::matmul")
 def matmul(self: Tensor, other: Tensor) -> Tensor:
-    """``self @ other``, added up in float32 and rounded once. Without AVX-512, CPUs take up to 100 times as long.
+    """``self @ other``, summed in float32 and rounded once; for integers as torch computes it.
 
-    Of integers it is torch's.
+    CPUs without AVX-512 take up to 100 times as long for torch's own matmul in half precision.
     """
     return (wide(self) @ wide(other)).to(self.dtype) if self.is_floating_point() else self @ other
 
@@ -59,14 +59,14 @@ def matmul_backward(
 
 @reference("aten::histc")
 def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002
-    """As torch's, for integers too."""
+    """As `torch.histc`, but for integers, too."""
     values = self if self.is_floating_point() else self.float()
     return torch.histc(values, bins, min, max).to(self.dtype)
 
 
 @reference("npu_gather_backward")
 def gather_backward(grad: Tensor, self_size: Sequence[int], dim: int, index: Tensor, sparse_grad: bool) -> Tensor:
-    """The gradient, added up where it was gathered from."""
+    """The gradient, added to the elements that were gathered."""
     del sparse_grad
     return wide(grad).new_zeros(self_size).scatter_add_(dim, index, wide(grad)).to(grad.dtype)
 
@@ -82,7 +82,7 @@ def repeat_interleave_backward_int(grad: Tensor, input: Tensor, repeats: int, di
 
 @reference("repeat_interleave_backward_tensor")
 def repeat_interleave_backward_tensor(grad: Tensor, input: Tensor, repeats: Tensor, dim: int | None = None) -> Tensor:  # noqa: A002
-    """The sum over the repetitions, of which each element has its own number."""
+    """The sum over the repetitions; each element has its own number of them."""
     at = 0 if dim is None else dim % input.dim()
     shape = (input.numel(),) if dim is None else input.shape
     counts = repeats.expand(shape[at])
@@ -92,7 +92,7 @@ def repeat_interleave_backward_tensor(grad: Tensor, input: Tensor, repeats: Tens
 
 @reference("npu_linear")
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
-    """As torch's, in the arithmetic of `matmul`."""
+    """As `torch.nn.functional.linear`, in the arithmetic of `matmul`."""
     return torch.nn.functional.linear(wide(input), wide(weight), bias if bias is None else wide(bias)).to(input.dtype)
 
 
@@ -105,7 +105,7 @@ def linear_backward(grad: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor
 
 @reference("_npu_dropout")
 def dropout(input: Tensor, p: float) -> tuple[Tensor, Tensor]:  # noqa: A002
-    """The input with elements set to zero with probability *p*, the others scaled; and which, a byte for each."""
+    """The input with elements zeroed with probability *p* and the others scaled; and the mask, a byte for each."""
     with drawing():
         kept = (torch.rand(input.shape, dtype=torch.float32) >= p).to(torch.uint8)
     return dropout_backward(input, kept, p), kept
@@ -113,6 +113,6 @@ def dropout(input: Tensor, p: float) -> tuple[Tensor, Tensor]:  # noqa: A002
 
 @reference("npu_dropout_backward")
 def dropout_backward(grad_output: Tensor, mask: Tensor, p: float) -> Tensor:
-    """The same elements set to zero. An NPU packs eight of the mask into a byte, which nobody else reads."""
+    """The gradient, zeroed and scaled alike. An NPU packs 8 elements of the mask into a byte; only it reads them."""
     scale = 0.0 if p == 1 else 1 / (1 - p)
     return (wide(grad_output) * mask.reshape(grad_output.shape) * scale).to(grad_output.dtype)

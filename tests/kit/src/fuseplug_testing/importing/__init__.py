@@ -1,1 +1,1 @@
-"""What importing a kernel does to a process, looked at in a Python of its own."""
+"""Finds out what importing a kernel does to a process, in a fresh Python."""

@@ -1,7 +1,7 @@
-"""What importing a kernel does, seen in a Python of its own: ``python -m fuseplug_testing.importing.fresh_python …``.
+"""Finds out what importing a kernel does: ``python -m fuseplug_testing.importing.fresh_python …`` in a fresh Python.
 
-What was done and must not be is written as JSON to the file *report*. What is imported may print, hang, end the process
-or leave it in another state: all of that stays in there, and is seen.
+The command writes to the file *report*, as JSON, what the import did and must not do. The import may print, hang, end
+the process or change its state: all of that stays in this process, and is seen.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ LONGEST = 10.0
 """Seconds that importing the module of a kernel's class may take. Without torch it takes milliseconds."""
 
 LONGEST_FUNCTIONS = 300.0
-"""Seconds for all of it, its functions and torch too: what is compiled on import takes its time."""
+"""Seconds that all imports together may take, with functions and torch: compiling on import takes time."""
 
 
 def imports_of(module: str, functions: list[str], *, longest: float = LONGEST, before_torch: str = "") -> list[str]:
     """Import *module*, then torch, then *functions* (``"module:name"``); say what each did that it must not do.
 
-    *before_torch* is a function (``"module:name"``) that is called before torch is imported: it may set up a device.
+    *before_torch* is a function (``"module:name"``) that is called before torch is imported, to set up a device.
 
     Raises:
-        ImportError: If *module* is not there.
+        ImportError: If *module* cannot be imported.
     """
     found: list[str] = []
     before, threads = of_python(), threading.active_count()
@@ -51,7 +51,7 @@ def imports_of(module: str, functions: list[str], *, longest: float = LONGEST, b
     if heavy:
         found.append(imports_heavy(module, heavy))
     found += [writes_variable(module, name) for name in sorted(written)]
-    if not heavy:  # whose own doings are no fault of the module's: see settings_changed_by
+    if not heavy:  # the module is not to blame for what these imports change: see settings_changed_by
         found += changed(module, before, of_python()).values()
     if threading.active_count() > threads:
         found.append(starts_thread(module))
@@ -62,12 +62,12 @@ def imports_of(module: str, functions: list[str], *, longest: float = LONGEST, b
         state = ProcessState()
         with contextlib.suppress(ImportError):  # which another check reports
             _import(function.partition(":")[0], function, found)
-        found += [f"importing {function} is felt everywhere: {what}" for what in state.changed()]
+        found += [f"importing {function} changes the whole process: {what}" for what in state.changed()]
     return found
 
 
 def settings_changed_by(module: str) -> list[str]:
-    """Import torch, then *module*, which imports it as well; say which settings and names of torch that changes."""
+    """Import torch, then *module*, which also imports it; say which settings and names of torch *module* changes."""
     import torch
 
     from ..torch_private import import_dynamo
@@ -80,10 +80,10 @@ def settings_changed_by(module: str) -> list[str]:
 
 
 def ask(module: str, functions: list[str], *, before_torch: str = "") -> list[str]:
-    """`imports_of` in a fresh Python that finds what this one finds.
+    """Run `imports_of` in a fresh Python that finds the same modules as this one.
 
     Raises:
-        ImportError: If *module* is not there.
+        ImportError: If *module* cannot be imported.
     """
     options = (f"--before-torch={before_torch}",)
     said = _in_a_fresh_python(module, functions, *options)
@@ -93,7 +93,7 @@ def ask(module: str, functions: list[str], *, before_torch: str = "") -> list[st
 
 
 def _call(function: str) -> None:
-    """Call what ``"module:name"`` names; ``""`` names nothing."""
+    """Call the function that ``"module:name"`` names; ``""`` names none."""
     if function:
         module, _, name = function.partition(":")
         getattr(importlib.import_module(module), name)()
@@ -112,7 +112,7 @@ def _import(module: str, name: str, found: list[str]) -> None:
 
 
 def _printed() -> str:
-    """All that this process and those below it have written to its stdout and stderr, which are one file."""
+    """Everything that this process and its children have written to its stdout and stderr, which are one file."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -123,7 +123,7 @@ def _printed() -> str:
 
 @contextlib.contextmanager
 def _written_variables() -> Iterator[set[str]]:
-    """The names written to: this process has inherited what the one above it was told, so no difference need show."""
+    """The variables written inside. A comparison could miss some: this process may have inherited the same values."""
     written: set[str] = set()
     kept = {name: getattr(type(os.environ), name) for name in ("__setitem__", "__delitem__", "setdefault")}
 
@@ -175,7 +175,7 @@ def _in_a_fresh_python(module: str, functions: list[str], *options: str) -> list
 
 
 def _read(module: str, code: int | None, said: Any, started: bool, output: str) -> list[str]:
-    """What a fresh Python came to: its exit *code* (``None``: stopped), what it *said*, and what it printed."""
+    """Judge a fresh Python by its exit *code* (``None``: stopped), by what it *said*, and by its *output*."""
     if isinstance(said, list):
         hung = [f"a Python that has imported {module} does not end"] if code is None else []
         return [str(each) for each in said] + hung

@@ -1,4 +1,4 @@
-"""What belongs to the whole process, and is not a kernel's to change."""
+"""The state of the whole process, which a kernel must not change."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ def _lasts(setting: str) -> bool:
 
 
 def _comes_late(setting: str) -> bool:
-    """Whether *setting* is not there before something imports what it belongs to."""
+    """Whether *setting* exists only once something has imported the module that it belongs to."""
     return setting.startswith((DYNAMO_SETTINGS, INDUCTOR_SETTINGS, "numpy's"))
 
 
 class ProcessState:
-    """A look at the process: settings of PyTorch, random state, and what names in torch and in *owners* stand for.
+    """A snapshot of the process: its settings, random state, and what names in torch and in *owners* stand for.
 
     Args:
-        owners: Classes and Python modules that nobody may set anything in, besides torch's own.
+        owners: Classes and Python modules in which nobody may set anything, besides torch's own.
     """
 
     def __init__(self, owners: Iterable[type | types.ModuleType] = ()) -> None:
-        import_dynamo()  # or the first kernel that does would be told that it replaces torch.manual_seed
+        import_dynamo()  # otherwise the first kernel that does would be blamed for replacing torch.manual_seed
         self._owners = (torch, torch.nn, torch.nn.functional, torch.Tensor, torch.nn.Module, *owners)
         self._environ = tuple(os.environ)
         self._settings = _settings()
         self._names = [dict(vars(owner)) for owner in self._owners]
 
     def changed(self) -> list[str]:
-        """What is otherwise now, in words."""
+        """What has changed since, in words."""
         return self._settings_changed(bool) + self.lastingly_changed(settings=False)
 
     def lastingly_changed(self, *, settings: bool = True) -> list[str]:
-        """The same, without what any surroundings may set for a while, a test runner for instance."""
+        """As `changed`, without settings that a test runner, for example, may change for a while."""
         found = self._settings_changed(_lasts) if settings else []
         for owner, before in zip(self._owners, self._names, strict=True):
             after = vars(owner)
@@ -84,7 +84,7 @@ def _settings(environ: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def owners_of(module: torch.nn.Module) -> list[type | types.ModuleType]:
-    """The classes of *module*, torch's own left out, and the Python module in which its methods look names up."""
+    """The classes of *module* without torch's own, and the Python modules in which their methods look up names."""
     classes: list[type] = [cls for cls in type(module).__mro__ if cls not in (torch.nn.Module, object)]
     homes = [sys.modules[cls.__module__] for cls in classes if cls.__module__ in sys.modules]
     return [*classes, *dict.fromkeys(homes)]

@@ -1,4 +1,4 @@
-"""How it is said what importing a kernel's module does besides."""
+"""The sentences about side effects of importing a kernel's module."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def prints(module: str, text: str) -> str:
-    """How it is said that *module* prints *text*."""
+    """The sentence that says that importing *module* prints *text*."""
     return f"importing {module} prints {text[:80]!r}"
 
 
 def changed(module: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that are otherwise, and how it is said that importing *module* changed each."""
+    """The settings that differ, each with the sentence that says that importing *module* changed it."""
     return {
         name: f"importing {module} changes {name} for the whole process"
         for name, value in before.items()
@@ -22,17 +22,17 @@ def changed(module: str, before: Mapping[str, Any], after: Mapping[str, Any]) ->
 
 
 def writes_variable(module: str, name: str) -> str:
-    """How it is said that *module* writes an environment variable."""
+    """The sentence that says that importing *module* writes an environment variable."""
     return f"importing {module} writes the environment variable {name}"
 
 
 def starts_thread(module: str) -> str:
-    """How it is said that *module* starts a thread."""
+    """The sentence that says that importing *module* starts a thread."""
     return f"importing {module} starts a thread"
 
 
 class Names:
-    """What the public names of torch stand for."""
+    """A snapshot of what the public names of torch stand for."""
 
     def __init__(self, torch: types.ModuleType) -> None:
         self._torch, self._had_compiler = torch, _has_compiler(torch)
@@ -40,15 +40,15 @@ class Names:
         self._names = [(owner, dict(vars(owner))) for owner in owners]
 
     def replaced(self, module: str) -> list[str]:
-        """Say which of them importing *module* replaced."""
+        """Say which of these names importing *module* replaced."""
         changes = []
         compiler_came = _has_compiler(self._torch) != self._had_compiler
         for owner, names in self._names:
             now = dict(vars(owner))
             replaced = [name for name, value in names.items() if now.get(name, value) is not value]
-            if compiler_came:  # it replaces names itself, by functions of torch
+            if compiler_came:  # Dynamo itself replaces names, by functions of torch
                 replaced = [name for name in replaced if not _is_of_torch(now[name])]
-            # In a class, a name that was inherited; modules get names as their parts are imported.
+            # A new name in a class replaces an inherited one. A module gets new names as its submodules are imported.
             added = [name for name in now if name not in names] if isinstance(owner, type) else []
             for name in (*replaced, *added):
                 if not name.startswith("_"):
@@ -57,7 +57,7 @@ class Names:
 
 
 def _has_compiler(torch: types.ModuleType) -> bool:
-    # Not by torch_private, which imports torch: here torch may be absent, and must stay so.
+    # Not through torch_private, which imports torch: torch may not be imported yet, and must stay so.
     return "_dynamo" in vars(torch)
 
 

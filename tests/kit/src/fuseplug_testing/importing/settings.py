@@ -1,4 +1,4 @@
-"""The settings of a process by name: those of Python, and those of torch where it is imported."""
+"""The settings of a process by name: those of Python, and those of torch if it is imported."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 _OTHERS_VARIABLES = ("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "PYTEST_")
-"""Inductor sets its own environment variables when it first compiles, and pytest for each test."""
+"""Prefixes of variables that others set: Inductor when it first compiles, pytest for each test."""
 
 
 def of_python(environ: Iterable[str] = ()) -> dict[str, Any]:
-    """Settings of the process that are there without torch.
+    """The settings of the process that exist without torch.
 
     Args:
-        environ: Environment variables that are looked up even if they are no longer set.
+        environ: Environment variables to look up even if they are no longer set.
     """
     found = {
         "random's state": random.getstate(),
@@ -56,7 +56,7 @@ def of_python(environ: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def of_torch(torch: types.ModuleType) -> dict[str, Any]:
-    """Settings of *torch*, of numpy's random state if numpy is imported, and of torch's compilers if they are."""
+    """The settings of *torch*; numpy's random state and the settings of torch's compilers, if these are imported."""
     from ..torch_private import (  # torch is imported now
         DYNAMO_SETTINGS,
         GLOBAL_HOOKS,

@@ -1,4 +1,4 @@
-"""Calls Fuseplug when a module was imported in which it has something to do. Imports no more than Python itself has."""
+"""Calls Fuseplug after the import of a module that it wraps. Needs only modules that Python has at its start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class OnImport:
-    """A finder of modules that finds nothing itself: it adds a step to the import of those that it waits for."""
+    """A finder that finds no modules itself. It adds a step to the import of the modules that it waits for."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.waiting = set(names)
@@ -22,7 +22,7 @@ class OnImport:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What the other finders find. For a module that is waited for, its loader calls Fuseplug afterwards, once."""
+        """Find an awaited module with the other finders. Its loader calls Fuseplug once, after the import."""
         if name not in self.waiting:
             return None
         others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
@@ -33,7 +33,7 @@ class OnImport:
             return spec
 
         def exec_module(module: ModuleType) -> None:
-            del loader.exec_module  # its class's is in force again
+            del loader.exec_module  # the method of its class is in force again
             execute(module)
             self.imported(name, module)
 
@@ -59,7 +59,7 @@ class OnImport:
 
 
 def start() -> None:
-    """Wait for the modules that ``fuseplug run`` names, unless ``FUSEPLUG_AUTO=off``, or it is done already."""
+    """Wait for the modules that ``fuseplug run`` names, unless ``FUSEPLUG_AUTO=off``, or this was done before."""
     names = os.environ.get("FUSEPLUG_RUN_MODULES", "").split()
     off = os.environ.get("FUSEPLUG_AUTO", "").lower() == "off"
     if names and not off and not any(isinstance(finder, OnImport) for finder in sys.meta_path):

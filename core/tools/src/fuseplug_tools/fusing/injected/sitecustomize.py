@@ -1,6 +1,7 @@
-"""Python imports this when it starts, because ``fuseplug run`` has put its folder first on ``PYTHONPATH``.
+"""Python imports this module when it starts, because ``fuseplug run`` put its folder first on ``PYTHONPATH``.
 
-It waits for imports, takes itself away, and lets Python go on to the ``sitecustomize`` that would have been found.
+The module installs the finder that waits for imports, removes itself, and imports the ``sitecustomize`` that Python
+would have found otherwise.
 """
 
 import os
@@ -17,5 +18,5 @@ except Exception as error:  # noqa: BLE001 - no process may fail to start becaus
 
 sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != _HERE]  # noqa: PTH100
 sys.modules.pop("sitecustomize", None)
-# If there is none, the error is the one that Python expects then.
+# If there is none, this raises the error that Python expects in that case.
 import sitecustomize  # type: ignore[import-not-found]  # noqa: E402, F401

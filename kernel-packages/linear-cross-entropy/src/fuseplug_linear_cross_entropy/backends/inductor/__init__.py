@@ -1,6 +1,6 @@
-"""The loss of a head around Inductor: matrices by torch's own matmul, what is between them compiled.
+"""The loss of a head by Inductor: torch computes the matmuls, and compiled programs everything between them.
 
-The logits of a block of tokens lie in one buffer, in the dtype of the hidden states, and become their gradient there.
+The logits of a block of tokens lie in one buffer, in the dtype of the hidden states. Their gradient overwrites them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from .chunks import Head
 from .differentiable import per_token, weighted_sum
 
 _DTYPES = (torch.float32, torch.bfloat16)
-"""Not float16: gradients made before it is known what they are multiplied by would underflow, and there is nothing to
-gain. On two x86 cores the matmuls of 1024 tokens of 32,000 words take 44 s in float16, and 0.25 s in bfloat16.
+"""Not float16: gradients that are made before their factor is known would underflow, and there is nothing to gain. On
+two x86 cores, the matmuls of 1024 tokens of 32,000 words take 44 s in float16, and 0.25 s in bfloat16.
 """
 
 
 def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor | Tokens:
     """`fuseplug_linear_cross_entropy.reference.linear_cross_entropy`, fused: the same arguments, result and errors.
 
-    The result is the reference's up to rounding: everything between the matmuls is computed in float32, so it is as a
-    rule nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers it *is* the reference.
+    The result is the reference's up to rounding. Everything between the matmuls is computed in float32, so the result
+    is usually closer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers, the reference
+    computes the call.
     """
     if loss.statistics:
         return compute_tokens(loss, hidden, weight, labels, bias)
@@ -49,14 +50,14 @@ def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Te
     number = int(counted.sum()) if loss.reduction == "mean" else 1
     coefficient = counted / -max(number, 1)
     total = weighted_sum(head, (1 - smoothing) * coefficient, smoothing * coefficient)
-    # As the mean of nothing in torch: NaN, and gradients of 0.
+    # Like torch's mean of nothing: NaN, and gradients of 0.
     return (total if number else total + math.nan).to(dtype)
 
 
 def compute_tokens(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tokens:
     """`fuseplug_linear_cross_entropy.reference.linear_logprob`, fused: the same arguments, results and errors.
 
-    What is said of `compute` holds here, too.
+    All else is as for `linear_cross_entropy`.
     """
     if not _serves(hidden, weight, labels, bias):
         return by_reference(reference.compute_tokens, loss, hidden, weight, labels, bias)
@@ -80,7 +81,7 @@ def _serves(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None)
 
 
 def _columns(labels: Tensor, ignored: Tensor, words: int) -> Tensor:
-    """*labels* with 0 for those that are ignored."""
+    """*labels*, with 0 in the place of ignored ones."""
     columns = labels.masked_fill(ignored, 0)
     outside = (columns < 0) | (columns >= words)
     if outside.any():

@@ -1,4 +1,4 @@
-"""From hidden states to values and gradients, with the logits of a block of tokens at a time, in one buffer."""
+"""Computes values and gradients from hidden states, with the logits of a block of tokens at a time, in one buffer."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .programs import Coefficients, Values, factors_of, into_gradient, statistic
 
 _BYTES = 160 << 20
 _BYTES_FOR_WEIGHT = 640 << 20
-"""Of logits in memory at a time; the second where the gradient of the weight is wanted.
+"""Most bytes of logits in memory at a time; the second if the gradient of the weight is wanted.
 
-That gradient is then usually one matmul, as for 2048 tokens of 151,936 words in bfloat16. The sum of several needs
-float32, four bytes for each element of the weight.
+That gradient is then usually one matmul, as for 2048 tokens of 151,936 words in bfloat16. The sum of several matmuls
+needs float32, which takes four bytes for each element of the weight.
 """
 
 
 class Head(NamedTuple):
-    """A linear layer, what goes into it, and what is done to what comes out; see `reference.compute`."""
+    """A linear layer, its input, the labels, and the steps on its output; see `reference.compute`."""
 
     hidden: Tensor
     weight: Tensor
@@ -34,7 +34,7 @@ class Head(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Those that may have a gradient."""
+        """The tensors that may have a gradient."""
         return self[:3]
 
 
@@ -47,18 +47,18 @@ class Needs(NamedTuple):
 
 
 def values_of(head: Head) -> Values:
-    """The `Values` of each token. There are tokens and words, and each label is one of these."""
+    """The `Values` of each token. There must be tokens and words, and each label must be a word."""
     return _sweep(head, Needs(hidden=False, weight=False, bias=False), coefficients=None, values=None)[0]
 
 
 def differentiated(
     head: Head, coefficients: Coefficients, needs: Needs, values: Values | None = None
 ) -> tuple[Values, tuple[Tensor | None, ...]]:
-    """The `Values` of each token, and the gradients of a sum of them; ``None`` for one that is not wanted.
+    """The `Values` of each token, and the gradients of a sum of them; ``None`` for a gradient that is not wanted.
 
     Args:
         head: As for `values_of`.
-        coefficients: What they are multiplied by in the sum.
+        coefficients: The factors of the values in the sum.
         needs: Which gradients are wanted: at least one.
         values: The values, if they are known.
     """
@@ -71,7 +71,7 @@ def _sweep(
     hidden, weight = head.hidden.detach(), head.weight.detach()
     bias = None if head.bias is None else head.bias.detach()
     by_block: list[Values] = []
-    # In inference mode, too, what is made in here is an ordinary tensor.
+    # Tensors that are made here are ordinary ones, in inference mode, too.
     with torch.inference_mode(mode=False), standard_state("cpu"):
         factors, columns = factors_of(head.steps), head.labels.clone()
         blocks = _blocks(len(hidden), len(weight) * hidden.element_size(), needs)
@@ -93,7 +93,7 @@ def _sweep(
 
 
 def _blocks(tokens: int, row_bytes: int, needs: Needs) -> list[slice]:
-    """Rows whose logits fit into the budget, in blocks that differ by one at most: of two or more, if there are two."""
+    """Blocks of rows whose logits fit into the budget; sizes differ by one at most, and are two or more if possible."""
     most = max(2, (_BYTES_FOR_WEIGHT if needs.weight else _BYTES) // row_bytes)
     number = max(1, min(-(-tokens // most), tokens // 2))
     size, larger = divmod(tokens, number)

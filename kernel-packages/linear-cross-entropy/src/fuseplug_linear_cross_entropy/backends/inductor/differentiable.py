@@ -1,4 +1,4 @@
-"""The values of each token, and sums of them, for autograd."""
+"""The values of each token, and sums of them, with gradients for autograd."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .programs import Coefficients, Values
 
 
 def per_token(head: Head) -> Values:
-    """The values of each token. Their backward computes the logits anew."""
+    """The values of each token. Their backward computes the logits again."""
     return Values(*_PerToken.apply(*head)) if recording(*head.tensors) else values_of(head)  # type: ignore[no-untyped-call]
 
 
 def weighted_sum(head: Head, of_label: Tensor, of_mean: Tensor) -> Tensor:
-    """A sum of log-probabilities. Its gradients are made in the forward, where the logits are.
+    """A weighted sum of log-probabilities. The forward makes its gradients, because it has the logits.
 
     Args:
         head: The head.
-        of_label: What the log-probability of each label is multiplied by, ``(tokens,)``, float32.
-        of_mean: What the mean of the log-probabilities of all words is multiplied by, likewise.
+        of_label: The factor of each label's log-probability, ``(tokens,)``, float32.
+        of_mean: The factor of the mean log-probability of all words, likewise.
 
     Returns:
-        A scalar, float32. What is multiplied by 0 is left out of it, so it may be anything.
+        A scalar, float32. Numbers with the factor 0 are left out of it, so they may be anything.
     """
     if recording(*head.tensors):
         total: Tensor = _WeightedSum.apply(*head, of_label, of_mean)  # type: ignore[no-untyped-call]
@@ -41,7 +41,7 @@ def weighted_sum(head: Head, of_label: Tensor, of_mean: Tensor) -> Tensor:
 class _PerToken(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        # A result that nobody used has no gradient.
+        # The gradient of a result that nobody used is None.
         ctx.set_materialize_grads(False)
         head = Head(*arguments)
         ctx.steps, values = head.steps, values_of(head)
@@ -51,7 +51,7 @@ class _PerToken(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, labels, *values = ctx.saved_tensors  # once: a checkpoint computes them for that
+        hidden, weight, bias, labels, *values = ctx.saved_tensors  # read only once: a checkpoint computes them for it
         head, needs = Head(hidden, weight, bias, labels, ctx.steps), Needs(*ctx.needs_input_grad[:3])
         given = [grad for grad in grads if grad is not None]
         if not given:
@@ -87,8 +87,8 @@ class _WeightedSum(torch.autograd.Function):
                 return _sum(_formula(Head(hidden, weight, bias, labels, ctx.steps)), of_label, of_mean)
 
             return *_with_labels(vjp(formula, (hidden, weight, bias), needs, (upstream,))), None, None
-        # Handed over at the first backward, so that they are multiplied in place and become somebody's .grad without a
-        # copy; a second one, which takes retain_graph, computes them anew.
+        # The first backward hands the gradients over, so that they are multiplied in place and become somebody's .grad
+        # without a copy. A second backward, which needs retain_graph, computes them again.
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             hidden, weight, bias, labels, of_label, of_mean = ctx.saved_tensors
@@ -102,7 +102,7 @@ class _WeightedSum(torch.autograd.Function):
 
 
 def _is_for_formula(grads: Sequence[Tensor]) -> bool:
-    """Whether a backward is to be computed by plain PyTorch, with all logits in memory."""
+    """Whether plain PyTorch must compute a backward, with all logits in memory."""
     return differentiated_again() or not plain(*grads)
 
 
@@ -112,7 +112,7 @@ def _with_labels(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...
 
 
 def _coefficients(**by_name: Tensor | None) -> Coefficients:
-    """Those that are given by the name of a value, and 0 for the others."""
+    """The coefficients that are given by the name of their value, and 0 for the others."""
     zeros = torch.zeros_like(next(value for value in by_name.values() if value is not None))
     return Coefficients(*(zeros if (value := by_name.get(name)) is None else value for name in Coefficients._fields))
 
@@ -124,7 +124,7 @@ def _sum(values: Values, of_label: Tensor, of_mean: Tensor) -> Tensor:
 
 
 def _formula(head: Head) -> Values:
-    """`per_token` in plain PyTorch, for those who want to differentiate it again."""
+    """`per_token` in plain PyTorch, which can be differentiated again."""
     y = logits_of(*head.tensors, head.steps).float()
     logprobs = functional.log_softmax(y, -1)
     label = logprobs.gather(-1, head.labels.unsqueeze(-1)).squeeze(-1)

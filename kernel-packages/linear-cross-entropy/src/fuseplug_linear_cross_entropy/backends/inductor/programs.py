@@ -1,9 +1,9 @@
-"""What is between the matmuls, compiled: statistics of each token's logits, and the gradient in the logits' place.
+"""The compiled programs between the matmuls: statistics of each token's logits, and the gradient in the logits' place.
 
-There are two programs, because one that used ``exp`` both in the sum and after it would write it to memory, in
+There are two programs, because a single one would use ``exp`` both in the sum and after it, and write it to memory in
 float32. They take any number of rows, any vocabulary and any numbers in the steps, so a model needs no more than these
-two. For that, entropy and mean are computed where nobody asks for them, too: of the 140 ms that 512 tokens of 32,000
-words take forward and backward (bfloat16, hidden 512, two x86 cores), that is 2.6.
+two. In return, they compute entropy and mean even if nobody wants them, which takes 2.6 of the 140 ms that 512 tokens
+of 32,000 words take forward and backward (bfloat16, hidden 512, two x86 cores).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from fuseplug_backends.inductor import Program
 from ...reference import Step
 
 _NO_PROBABILITY = -200.0
-"""A log-probability whose exponential is 0 in float32: in the place of -inf, which times that 0 would be NaN."""
+"""A log-probability whose exponential is 0 in float32. It replaces -inf, whose product with that 0 would be NaN."""
 
 
 class Values(NamedTuple):
-    """What is known of each token once its logits were seen; ``(tokens,)``, float32.
+    """The numbers that the logits of each token give; ``(tokens,)``, float32.
 
     Attributes:
         logprob: The log-probability of the label.
         mean: The mean of the log-probabilities of all words.
-        entropy: As in `reference.STATISTICS`, like the others.
-        logsumexp: As there.
-        mean_logits: As there.
-        log_sum_sq_probs: As there.
-        is_top1: As there, 1 or 0.
+        entropy: As in `reference.STATISTICS`.
+        logsumexp: As in `reference.STATISTICS`.
+        mean_logits: As in `reference.STATISTICS`.
+        log_sum_sq_probs: As in `reference.STATISTICS`.
+        is_top1: As in `reference.STATISTICS`, 1 or 0.
     """
 
     logprob: Tensor
@@ -45,7 +45,7 @@ class Values(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """The derivative of a result by the `Values` that have one; ``(tokens,)``, float32."""
+    """The derivative of a result with respect to each of the differentiable `Values`; ``(tokens,)``, float32."""
 
     logprob: Tensor
     mean: Tensor
@@ -56,7 +56,7 @@ class Coefficients(NamedTuple):
 
 
 def factors_of(steps: Sequence[Step]) -> Tensor:
-    """What a logit is multiplied by before the first ``tanh`` of *steps*, between each two, and after the last.
+    """The factors of a logit before the first ``tanh`` of *steps*, between each two, and after the last.
 
     Returns:
         ``(number of tanhs + 1,)``, float32, on the CPU.
@@ -76,9 +76,9 @@ def statistics(z: Tensor, labels: Tensor, factors: Tensor) -> Values:
     """The `Values` of some tokens.
 
     Args:
-        z: ``(rows, vocabulary)``, what the linear layer gave.
+        z: ``(rows, vocabulary)``, the output of the linear layer.
         labels: ``(rows,)``, int64, each a column of *z*.
-        factors: Of `factors_of`.
+        factors: The result of `factors_of`.
     """
     return Values(*_run(_statistics, z, (labels.unsqueeze(1),), factors))
 
@@ -88,15 +88,15 @@ def into_gradient(z: Tensor, labels: Tensor, values: Values, coefficients: Coeff
 
     Args:
         z: As for `statistics`.
-        labels: As there.
-        values: What `statistics` gave for *z*.
-        coefficients: The derivative of the result.
-        factors: As there.
+        labels: As for `statistics`.
+        values: The result of `statistics` for *z*.
+        coefficients: The derivatives of the result.
+        factors: As for `statistics`.
     """
     of_label, of_mean, of_entropy, of_lse, of_mean_logits, of_squares = coefficients
-    # With p for the probability of word j, the derivative of logprob is [j is the label] - p, that of mean is
-    # 1 / words - p, that of entropy is -p (log p + entropy), that of logsumexp is p, that of mean_logits is 1 / words,
-    # and that of log Σ p² is 2 p² / Σ p² - 2 p.
+    # With p the probability of word j, the derivatives with respect to its logit are [j is the label] - p for logprob,
+    # 1 / words - p for mean, -p (log p + entropy) for entropy, p for logsumexp, 1 / words for mean_logits, and
+    # 2 p² / Σ p² - 2 p for log Σ p².
     of_p = of_label + of_mean + of_entropy * values.entropy - of_lse + 2 * of_squares
     even = (of_mean + of_mean_logits) / z.shape[1]
     of_square = 2 * of_squares * torch.exp(-values.log_sum_sq_probs)
@@ -105,7 +105,7 @@ def into_gradient(z: Tensor, labels: Tensor, values: Values, coefficients: Coeff
 
 
 def _after_steps(z: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-    """The logits after the steps, and their derivative by *z*."""
+    """The logits after the steps, and their derivative with respect to *z*."""
     first, *others = factors.unbind()
     y, slope = z.float() * first, first.expand_as(z)
     for factor in others:
@@ -119,7 +119,7 @@ def _statistics(z: Tensor, labels: Tensor, factors: Tensor) -> tuple[Tensor, ...
     y, _ = _after_steps(z, factors)
     words, word = z.shape[1], torch.arange(z.shape[1], dtype=torch.int32, device=z.device)
     column = labels.to(torch.int32)
-    # Not gathered: the tanh of a single number may be another than that of several at once.
+    # Not gathered, because the tanh of a single number may differ from its tanh among several.
     label = torch.where(word == column, y, 0.0).sum(1, keepdim=True)
     top = y.amax(1, keepdim=True)
     below = y - top
@@ -152,7 +152,7 @@ _programs: dict[Hashable, Program] = {}
 
 
 def _run(function: Callable[..., Any], z: Tensor, by_row: Sequence[Tensor], factors: Tensor) -> Any:
-    """Call *function* compiled: one program for each number of tanhs and dtype."""
+    """Call *function* as a compiled program, one for each number of tanhs and dtype."""
     key = (function, len(factors), z.dtype, z.device)
     program = _programs.get(key)
     if program is None:

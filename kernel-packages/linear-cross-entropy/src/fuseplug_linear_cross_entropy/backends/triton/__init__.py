@@ -1,7 +1,7 @@
-"""The loss on GPUs: matmuls by torch, and all between them by Triton, for some tokens at a time.
+"""The loss on GPUs, for a chunk of tokens at a time: torch computes the matmuls, and Triton everything between them.
 
-What is done for each chunk of tokens: a matmul writes its logits; one program reads them, and reads them again to put
-their gradient in their place; two matmuls make the gradients of hidden and weight of it. Nothing waits for the device.
+For each chunk, a matmul writes the logits. One program reads them, and reads them again to put their gradient in their
+place. From that, two matmuls make the gradients of hidden and weight. Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _OPERATIONS = recorded.Operations(measure, differentiate, measure_and_differenti
 def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor | Tokens:
     """`fuseplug_linear_cross_entropy.reference.linear_cross_entropy` on a GPU: the same arguments, result and errors.
 
-    The result is the reference's up to rounding: all between the matmuls is computed in float32. A label outside of
-    the vocabulary makes the loss NaN, because an error would be waited for.
+    The result is the reference's up to rounding; everything between the matmuls is computed in float32. A label outside
+    of the vocabulary makes the loss NaN, because an error would have to wait for the device.
 
-    For that call it is the reference: of other dtypes than float16, bfloat16 and float32; of empty tensors; of two tanh
-    one after the other; to tracers, functorch transforms and subclasses. So is a backward that is to be differentiated
-    again.
+    The reference computes calls with dtypes other than float16, bfloat16 and float32, with empty tensors or with two
+    tanh steps, and calls for tracers, functorch transforms and tensor subclasses. It also computes a backward that is
+    to be differentiated again.
     """
     return recorded.compute(_OPERATIONS, loss, hidden, weight, labels, bias)
 

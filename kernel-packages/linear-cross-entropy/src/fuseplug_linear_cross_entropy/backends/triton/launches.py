@@ -1,4 +1,4 @@
-"""The operations of torch: each cuts the tokens into chunks, multiplies by torch's matmul, and launches one program."""
+"""The operations: each cuts the tokens into chunks, and for each chunk calls torch's matmul and launches a program."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ from ..recorded import BESIDES
 from . import programs
 
 BUDGET = 5 << 28
-"""Bytes of the logits of one of several chunks: 4352 tokens of 151,936 words, or 20,736 of 32,000, in half precision.
+"""Most bytes of logits in one of several chunks: 4352 tokens of 151,936 words, or 20,736 of 32,000, in half precision.
 
-The logits of 8192 tokens of 151,936 words are 2.5 GB so, and eager has them in float32 more than twice as well. A chunk
-costs a pass over the weight's gradient in float32, read and written. On an H200 these tokens, of 2048 elements, take
-24.7 ms forward and backward, in one chunk, and 26.9 with a gigabyte, in three.
+The logits of 8192 tokens of 151,936 words take 2.5 GB in half precision, and eager PyTorch has them in float32 more
+than twice as well. A chunk costs a pass that reads and writes the weight's gradient in float32. On an H200, these
+tokens, of 2048 elements, take 24.7 ms forward and backward in one chunk, and 26.9 ms in three, with a gigabyte.
 """
 
 KEPT = 0.5
-"""Logits are kept for the backward if they take no more than this share of `BUDGET`: their gradient takes as much.
+"""The share of `BUDGET` up to which logits are kept for the backward, because their gradient takes as much memory.
 
-Then nothing is scaled. On an H200, 2048 tokens of 128,256 words and 4096 elements take 9.8 ms so, and otherwise 10.6.
+With kept logits, nothing is scaled. On an H200, 2048 tokens of 128,256 words and 4096 elements then take 9.8 ms, and
+otherwise 10.6.
 """
 
 _ROW = 64
-"""Elements of which rows are multiples: 128 bytes of a half type, so that each begins where a load may."""
+"""Rows have a multiple of this many elements: 128 bytes of a half type, so that each row begins where a load may."""
 
 _TILE = 1 << 14
 """Bytes of a tile of logits: one load of 16 bytes for each of 1024 threads.
 
-At most two such programs fit a multiprocessor, or one beyond 32 registers. So on an H100 the rows at work at once are
-40 or 80 MB for 151,936 words in half precision, of which its L2 of 50 MB still has a part when they are read again.
+At most two such programs fit a multiprocessor, or one if a thread takes more than 32 registers. So for 151,936 words in
+half precision, an H100 works on 40 or 80 MB of rows at once, and its L2 of 50 MB still has a part of them when they are
+read again.
 """
 
 _LOAD = 16
@@ -49,7 +51,7 @@ _TERMS = "int ignore_index, float picked, float spread, float inner, float outer
 
 
 def _numbers(hidden: Tensor) -> Tensor:
-    """Memory for a number of each token."""
+    """Memory for one number of each token."""
     return hidden.new_empty(hidden.shape[:1], dtype=torch.float32)
 
 
@@ -94,16 +96,16 @@ def measure(
     asked: Sequence[bool],
     keep: bool,
 ) -> None:
-    """Value of each token, what of `BESIDES` is *asked* for, and lse, each ``(tokens,)`` in float32.
+    """The value of each token, those of `BESIDES` that are *asked* for, and lse, each ``(tokens,)`` in float32.
 
-    With *keep* the logits besides, as `_logits` has them.
+    With *keep*, the logits follow, in the layout of `_logits`.
     """
     value, *rest = results
     buffer = rest.pop() if keep else _logits(hidden, weight, _rows(hidden, weight))
     lse = rest.pop()
     numbers = iter(rest)
     mean, *statistics = [next(numbers) if is_asked else None for is_asked in asked]
-    # Each but logsumexp has a sum of its own in each lane. With several, half the threads have the registers for them.
+    # Each but logsumexp has its own sum in each lane. Only half as many threads have the registers for several sums.
     sums = sum(is_asked for name, is_asked in zip(BESIDES, asked, strict=True) if name != "logsumexp")
     sizes, constants = _layout(hidden, weight, 2 if sums > 1 else 1)
     for at, logits in chunks(hidden, weight, bias, buffer):
@@ -159,9 +161,9 @@ def differentiate(
     capped: bool,
     wanted: Sequence[bool],
 ) -> None:
-    """Of the gradients of hidden, weight and bias those that are *wanted*; what else there is, is from `measure`.
+    """The *wanted* gradients of hidden, weight and bias, in the memory of `gradient_sums`.
 
-    They are as `gradient_sums` has them.
+    *entropy*, *lse* and *kept* are results of `measure`.
     """
     gradients = Gradients(results, wanted, hidden, weight)
     rows = len(hidden) if kept is not None else _rows(hidden, weight, of_weight=wanted[1])
@@ -221,9 +223,9 @@ def measure_and_differentiate(
     capped: bool,
     wanted: Sequence[bool],
 ) -> None:
-    """The value of each token, then the gradients that are *wanted*, for an *upstream* that is known beforehand.
+    """The value of each token, then the *wanted* gradients, for an *upstream* that is known beforehand.
 
-    They are as `gradient_sums` has them.
+    The gradients are in the memory of `gradient_sums`.
     """
     gradients = Gradients(results[1:], wanted, hidden, weight)
     buffer = _logits(hidden, weight, _rows(hidden, weight, of_weight=wanted[1]))
@@ -254,8 +256,8 @@ def _scaled(gradient: Tensor, _factor: Tensor, dtype: torch.dtype) -> Tensor:
 
 @operation("fuseplug_linear_cross_entropy::scale(Tensor gradient, Tensor factor, ScalarType dtype) -> Tensor", _scaled)
 def scale(result: Tensor, gradient: Tensor, factor: Tensor, _dtype: torch.dtype) -> None:
-    """*gradient*, contiguous, times *factor*, one number on the device; in *dtype*, rounded once."""
-    # Not torch.mul: a tensor in half precision times a number in float32 is moved by single elements.
+    """The contiguous *gradient* times *factor*, one number on the device, in *dtype*, rounded once."""
+    # Not torch.mul, which moves single elements for a tensor in half precision times a number in float32.
     size = gradient.numel()
     programs.scale[(triton.cdiv(size, _SCALED),)](gradient, factor, result, size, BLOCK=_SCALED, num_warps=8)
 
@@ -266,7 +268,7 @@ def keeps(hidden: Tensor, weight: Tensor) -> bool:
 
 
 def _logits(hidden: Tensor, weight: Tensor, rows: int) -> Tensor:
-    """Memory for the logits of as many tokens as *rows*, or of all if they are fewer: ``(rows, _stride(weight))``."""
+    """Memory for the logits of *rows* tokens, or of all tokens if there are fewer: ``(rows, _stride(weight))``."""
     return hidden.new_empty((min(rows, hidden.shape[0]), _stride(weight)))
 
 
@@ -276,7 +278,7 @@ def _stride(weight: Tensor) -> int:
 
 
 def _layout(hidden: Tensor, weight: Tensor, share: int = 1) -> tuple[tuple[int, int], dict[str, int]]:
-    """Width and stride of rows of logits, and what is compiled in, for a tile that has one *share* of `_TILE`."""
+    """Width and stride of rows of logits, and the compile-time constants, for a tile of ``_TILE // share`` bytes."""
     stride, itemsize = _stride(weight), hidden.element_size()
     return (len(weight), stride), _constants(stride * itemsize, itemsize, _TILE // share)
 
@@ -288,6 +290,6 @@ def _rows(hidden: Tensor, weight: Tensor, of_weight: bool = False) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _constants(row_bytes: int, itemsize: int, most: int) -> dict[str, int]:
-    """What is compiled in: the tile, of no more than *most* bytes, and its warps."""
+    """The compile-time constants: the size of the tile, of no more than *most* bytes, and its warps."""
     tile = min(most, 1 << (row_bytes - 1).bit_length())
     return {"BLOCK": tile // itemsize, "num_warps": max(1, tile // (32 * _LOAD))}

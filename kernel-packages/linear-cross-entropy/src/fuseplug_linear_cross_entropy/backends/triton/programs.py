@@ -1,6 +1,6 @@
-"""The programs on the GPU: each has the logits of one token, in rows of adjacent memory.
+"""The programs on the GPU. Each handles the logits of one token, a row of adjacent memory.
 
-Of a logit *z*, in float32, with the steps folded (see `folded`), ``V`` the vocabulary and ``l`` the label:
+They compute in float32, for a logit *z* with the steps folded (see `folded`), ``V`` words and the label ``l``:
 
     y = outer · z, or outer · tanh(inner · z)
     lse = log Σ exp y,  log p = y − lse,  H = −Σ p · log p
@@ -9,16 +9,17 @@ Of a logit *z*, in float32, with the steps folded (see `folded`), ``V`` the voca
     dz_j = (u · picked · (1[j = l] − p_j) + (u · spread + m) · (1/V − p_j) − e · p_j · (log p_j + H)
             + a · p_j + b · p_j²) · dy/dz
 
-where u is the gradient of the value, e that of H, m that of mean(log p), and a and b are those of `recorded`. What is
-measured besides is in `reference.STATISTICS`. One pass reads the logits for lse, value
-and H: each lane keeps the largest of its own logits, and sums relative to it. A second one puts dz in their place, last
-tile first, because that was read last and is in the cache.
+where u is the gradient of the value, e that of H, and m that of mean(log p); a and b are the further factors of p and
+p² in `recorded`. The formulas of the other results are in `reference.STATISTICS`. One pass reads the logits for lse,
+value and H: each lane keeps the largest of its own logits, and sums relative to it. A second pass puts dz in their
+place. It begins with the last tile, because that was read last and is in the cache.
 
-Tokens with the label *ignore_index* have the value 0, as all that is measured, and no gradient; their logits are not
-read. A label outside of the vocabulary makes all of its token NaN, and it is not the first of the largest.
+All results and gradients of a token with the label *ignore_index* are 0; its logits are not read. A label outside of
+the vocabulary makes the results and gradients of its token NaN, except that is_top1 is 0, and the entropy, which does
+not depend on the label, stays as it is.
 
-Rows lie *stride* apart, of which *width* are logits. The rest is read and written to, so that memory is moved by 16
-bytes for any vocabulary, but counts for nothing.
+Rows lie *stride* elements apart, of which the first *width* are logits. The others are read and written, too, so that
+memory is moved by 16 bytes for any vocabulary, but they do not count.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import triton.language as tl
 from fuseplug_backends.triton import cached_launches
 
 _LOWEST = tl.constexpr(-3.4028234e38)
-"""Below every logit, and finite: differences from it are numbers."""
+"""A number below every logit. It is finite, so differences from it are not NaN."""
 
 
 @cached_launches
@@ -56,7 +57,7 @@ def measure(
     SPREAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write *value*, *lse*, and of what is measured besides what is not None."""
+    """Write *value*, *lse*, and those of the other results that are not None."""
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     if label == ignore_index:
@@ -98,7 +99,7 @@ def differentiate(
     CAPPED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the *gradient* of *logits*, which it may replace: for *upstream*, and of the others what is not None."""
+    """Write the *gradient* of *logits*, possibly over them, for *upstream* and those other gradients that are given."""
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     logits += row * stride
@@ -179,7 +180,7 @@ def _store(
     value, lse, mean, entropy, logsumexp, mean_logits, squares, top1, row,
     of_value, of_lse, of_mean, of_entropy, of_logits, of_squares, of_top1,
 ):  # fmt: skip
-    """Write the numbers of one token to what is not None."""
+    """Write the numbers of one token into the results that are not None."""
     tl.store(value + row, of_value)
     tl.store(lse + row, of_lse)
     if mean is not None:
@@ -215,7 +216,7 @@ def _measured(
     BLOCK: tl.constexpr,
 ):
     """Value, lse, mean, entropy, mean_logits, log_sum_sq_probs and is_top1 of one token."""
-    # Before the sums, which all threads wait for: what comes after them may write over the logits.
+    # Loaded before the sums, for which all threads wait: code after them may overwrite the logits.
     is_word = (label >= 0) & (label < width)
     of_label = _stepped(tl.load(logits + label, mask=is_word, other=float("nan")), inner, outer, CAPPED)[0]
     lane = tl.arange(0, BLOCK)
@@ -236,7 +237,7 @@ def _measured(
         above = y - top
         factor = tl.exp(-tl.abs(above))
         if ENTROPY:
-            kept = moment + factor * tl.maximum(above, _LOWEST)  # 0 times infinity is none
+            kept = moment + factor * tl.maximum(above, _LOWEST)  # 0 times infinity would be NaN
             moment = tl.where(above > 0, factor * (moment - above * total), kept)
         if SQUARES:
             square = tl.where(above > 0, square * factor * factor + 1.0, square + factor * factor)
@@ -262,7 +263,7 @@ def _measured(
     mean = 0.0
     if SPREAD:
         mean = tl.sum(plain, 0) / width - lse
-        value += tl.where(spread == 0.0, 0.0, spread * mean)  # 0 times infinity is none
+        value += tl.where(spread == 0.0, 0.0, spread * mean)  # 0 times infinity would be NaN
     return value, lse, mean, entropy, mean_logits, log_square, top1
 
 
@@ -287,7 +288,7 @@ def _differentiate(
     MORE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the *gradient* of one token's logits; *of_label* is u · picked, *s* u · spread + m. MORE adds a and b."""
+    """Write the *gradient* of one token's logits. *of_label* is u · picked, *s* u · spread + m. MORE adds a and b."""
     lane = tl.arange(0, BLOCK)
     tiles = tl.cdiv(stride, BLOCK)
     even = s / width
@@ -313,11 +314,11 @@ def _clear(gradient, stride, BLOCK: tl.constexpr):
 
 @triton.jit
 def _stepped(z, inner, outer, CAPPED: tl.constexpr):
-    """What the steps make of logits, and the derivative by them."""
+    """The logits after the steps, and their derivative with respect to *z*."""
     z = z.to(tl.float32)
     if CAPPED:
         x = inner * z
-        # Of 1 − 2 / (e²ˣ + 1) little is left near 0, where the series is exact to float32.
+        # Near 0, 1 − 2 / (e²ˣ + 1) cancels, and the series is exact to float32.
         square = x * x
         series = 1.0 + square * (
             -0.3333333333333333

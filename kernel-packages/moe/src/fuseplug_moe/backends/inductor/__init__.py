@@ -1,9 +1,9 @@
-"""A mixture of experts around Inductor: matrices by torch's own matmul, everything between them compiled.
+"""A mixture of experts for Inductor: torch's own matmul for the matrices, compiled programs between them.
 
-Five steps, each with a derivative of its own: rows are gathered in the order of the experts, multiplied, gated,
-multiplied again, put back in the order of the tokens and weighed. Only experts that have rows are looked at. Nothing is
-added atomically: what the backward gives to one token from several experts is summed in the same order each time. One
-token without gradients takes another way, `one_token`.
+The five steps, each with its own derivative: gather the rows in the order of the experts, multiply, gate, multiply
+again, put the rows back in the order of the tokens and weigh them. Only experts that have rows take part. Nothing is
+added atomically: the backward sums the gradients that one token gets from several experts in the same order each time.
+`one_token` computes one token without gradients.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .matrix_products import grouped_matmul, matmul
 def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """`fuseplug_moe.reference.moe`, fused: the same arguments, result and errors.
 
-    The result is the reference's up to rounding. Inside ``torch.compile``, ``torch.export`` and other tracers it *is*
-    the reference. Ambient autocast changes nothing: it computes in the dtype of the experts.
+    The result is the reference's up to rounding. Inside ``torch.compile``, ``torch.export`` and other tracers, the
+    reference computes it. Ambient autocast changes nothing: the kernel computes in the dtype of the experts.
     """
     return reference.outside_autocast(_compute, experts, x, top_k_index, top_k_weights)
 
@@ -38,7 +38,7 @@ moe = computed_by(compute, reference.moe)
 
 
 def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    # `plain` asks this as well, but Dynamo of torch 2.7 cannot unpack what a property of a named tuple gives.
+    # `plain` checks this, too, but torch 2.7's Dynamo cannot unpack the result of a named tuple's property.
     if torch.compiler.is_compiling():
         return by_reference(reference.compute, experts, x, index, weights)
     if not len(x) or not plain(x, index, weights, *experts.stacked):
@@ -60,21 +60,21 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Ten
     if order.pairs < index.numel():
         weights = weights.masked_fill(index >= experts.number, 0)
     elif recording(weights, out):
-        weights = weights.clone()  # a caller may write into its own, of which the originals keep a copy
+        weights = weights.clone()  # the caller may write into its weights: the originals keep a copy
     return _weighed(_unpermute(out, order), weights, x.dtype)
 
 
 class _Order(NamedTuple):
-    """The pairs of token and expert, sorted by expert, as far as the experts are here.
+    """The (token, expert) pairs whose expert is here, sorted by expert.
 
     Attributes:
         tokens: ``(pairs,)``, the token of each row.
         slots: ``(pairs,)``, the slot of each row, counted as in ``top_k_index.flatten()``.
-        rows: ``(slots,)``, the row of each slot; ``pairs`` for one whose expert is elsewhere.
+        rows: ``(slots,)``, the row of each slot; ``pairs`` if the slot's expert is elsewhere.
         hit: The experts that have rows.
-        sizes: How many rows each of them has.
-        top_k_index: A copy of it.
-        number: How many experts there are.
+        sizes: The number of rows of each expert in *hit*.
+        top_k_index: A copy of the indices.
+        number: The number of experts.
     """
 
     tokens: Tensor
@@ -90,7 +90,7 @@ class _Order(NamedTuple):
         return len(self.slots)
 
     def by(self, index: Tensor) -> _Order:
-        """The order of the *index* that a backward has, which is another if a checkpoint has routed differently."""
+        """The order of a backward's *index*, which differs from the forward's if a checkpoint routed differently."""
         return self if torch.equal(index, self.top_k_index) else _sort(index, self.number)
 
 
@@ -111,13 +111,13 @@ def _sort(index: Tensor, number: int) -> _Order:
 
 
 def _pieces(rows: Tensor, order: _Order) -> tuple[Tensor, ...]:
-    """The rows of each expert that has some."""
+    """*rows* in pieces, one for each expert that has rows."""
     pieces: tuple[Tensor, ...] = rows.split(order.sizes)  # type: ignore[no-untyped-call]
     return pieces
 
 
 def _dispatch(x: Tensor, order: _Order) -> Tensor:
-    """``(pairs, hidden)``, the row of its token for each pair."""
+    """The row of each pair's token, ``(pairs, hidden)``."""
     if recording(x):
         result: Tensor = _Dispatch.apply(x, order)  # type: ignore[no-untyped-call]
         return result
@@ -135,13 +135,13 @@ class _Dispatch(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         order: _Order = ctx.order.by(*ctx.saved_tensors)
         slots = _in_slots(grad, order).view(*order.top_k_index.shape, -1)
-        # Torch adds halves across rows several times slower than it widens them, adds, and rounds: to the same bits.
+        # Torch sums half types across rows several times slower than it widens, sums and rounds them, to the same bits.
         wide = torch.promote_types(grad.dtype, torch.float32)
         return slots.to(wide).sum(1).to(grad.dtype), None
 
 
 def _unpermute(out: Tensor, order: _Order) -> Tensor:
-    """``(slots, hidden)``, every row in its slot, and zero where there is none."""
+    """Every row in its slot, ``(slots, hidden)``; zero in slots without a row."""
     if recording(out):
         result: Tensor = _Unpermute.apply(out, order)  # type: ignore[no-untyped-call]
         return result
@@ -167,7 +167,7 @@ def _in_slots(rows: Tensor, order: _Order) -> Tensor:
 
 
 def _linear(rows: Tensor, projection: Projection, bias: Tensor | None, order: _Order, experts: Experts) -> Tensor:
-    """``(pairs, out)``, each expert's rows times its matrix."""
+    """Each expert's rows times its matrix, ``(pairs, out)``."""
     matrices = reference.tensors_of(projection)
     if recording(rows, bias, *matrices):
         form = _Form(order, experts.transposed, experts.idle == "none")
@@ -212,7 +212,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, form: _Form, rows: Tensor, bias: Tensor | None, *matrices: Tensor) -> Tensor:
         ctx.form = form
-        # Of the bias only the shape matters to the backward, so nothing forbids to write into it.
+        # The backward needs only the shape of the bias, so the bias is not saved: it may be written into.
         ctx.bias = bias
         ctx.save_for_backward(form.order.top_k_index, rows, *matrices)
         return _multiply(rows, matrices, bias, form.order, transposed=form.transposed)
@@ -241,7 +241,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _formula(form: _Form, rows: Tensor, bias: Tensor | None, *matrices: Tensor) -> Tensor:
-    """What `_Linear` computes, in operations that can be differentiated again."""
+    """The formula of `_Linear`, in operations that can be differentiated again."""
     projection = reference.projection_of(matrices)
     hit, sizes = torch.tensor([form.order.hit, form.order.sizes], device=rows.device)
     experts = hit.repeat_interleave(sizes)
@@ -300,7 +300,7 @@ def _weighed(slots: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
     """The weighted sum of the slots of each token."""
     promoted = torch.promote_types(slots.dtype, weights.dtype)
     if promoted is slots.dtype:
-        weights = weights.to(promoted)  # exact, and one program for all that autocast makes of routing weights
+        weights = weights.to(promoted)  # exact, and one program for all dtypes that autocast gives routing weights
     if dtype not in (promoted, slots.dtype):
         return _weighed(slots, weights, promoted).to(dtype)
     tokens, k = weights.shape

@@ -1,8 +1,9 @@
-"""Matrix products of groups of rows, by whichever of torch's ways is the fastest on the device.
+"""Matrix products of groups of rows, by the function of torch that is fastest on the device.
 
-On x86 with AVX-512 made by another than Intel, MKL computes float32 without it and oneDNN with it. On one core of such
-a machine, in µs, MKL and oneDNN: 64 rows times 512 × 2048 take 1934 and 890, their gradients 1758 and 1058, 1887 and
-1224; 4 rows times 2048 × 1536 take 1624 and 864, 4 rows times 256 × 1024 take 152 and 105. Below that they are alike.
+On x86 processors with AVX-512 that Intel did not make, MKL computes float32 without AVX-512, and oneDNN with it. Times
+of MKL and oneDNN on one core of such a machine, in µs: 64 rows times 512 × 2048 take 1934 and 890, their gradients 1758
+and 1058, 1887 and 1224; 4 rows times 2048 × 1536 take 1624 and 864; 4 rows times 256 × 1024 take 152 and 105. For
+smaller products, the two are alike.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from fuseplug_backends.inductor import has_onednn_linear, onednn_linear
 
 _ROWS = 16
 _ELEMENTS = 1 << 19
-"""From so many rows, or from two rows and so many elements of the matrix, oneDNN is the faster one."""
+"""From `_ROWS` rows on, or from two rows on if the matrix has `_ELEMENTS` elements, oneDNN is faster."""
 
 _MANY = 8
-"""From so many groups torch's own loop over them is faster than one written in Python."""
+"""From this number of groups on, torch's own loop over them is faster than one in Python."""
 
 
 def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """``out = a @ b``, recording nothing for a backward."""
+    """Compute ``out = a @ b``, and record nothing for a backward."""
     if (
         a.dtype is torch.float32
         and a.device.type == "cpu"
@@ -40,18 +41,18 @@ def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def grouped_matmul(a: Tensor, b: Tensor, sizes: Sequence[int], groups: Sequence[int]) -> Tensor | None:
-    """All groups in one call, where torch has a good one.
+    """Multiply all groups in one call, where torch has a fast one.
 
-    It is ``(rows, in) @ (groups, in, out)``, or ``(rows, in)ᵀ @ (rows, out)`` for each group.
+    The product is ``(rows, in) @ (groups, in, out)``, or ``(rows, in)ᵀ @ (rows, out)`` for each group.
 
     Args:
-        a: The rows, sorted by group; transposed, ``(in, rows)``, to sum over them.
-        b: A matrix for each group, or rows as well.
-        sizes: How many rows each of *groups* has.
+        a: The rows, sorted by group; transposed, ``(in, rows)``, to sum over the rows.
+        b: A matrix for each group, or rows, too.
+        sizes: The number of rows of each of *groups*.
         groups: The groups that have rows.
 
     Returns:
-        The products; ``None`` if they are better made one by one.
+        The products; ``None`` if multiplying group by group is faster.
     """
     if len(sizes) < _MANY or a.dtype is torch.float16 or products.float32_is_faster(a, b):
         return None
@@ -69,7 +70,7 @@ def grouped_matmul(a: Tensor, b: Tensor, sizes: Sequence[int], groups: Sequence[
 
 
 def at_once(tensor: Tensor) -> bool:
-    """Whether torch's grouped matmul takes *tensor*: it reads 16 bytes at a time, and so must rows begin."""
+    """Whether torch's grouped matmul takes *tensor*: it reads 16 bytes at a time, so rows must begin there."""
     return (
         hasattr(functional, "grouped_mm")
         and max(tensor.stride()[-2:]) * tensor.element_size() % 16 == 0
@@ -79,7 +80,7 @@ def at_once(tensor: Tensor) -> bool:
 
 @functools.cache
 def onednn_is_faster() -> bool:
-    """Whether this is a processor with AVX-512 for which MKL does not use it."""
+    """Whether this processor has AVX-512, but MKL does not use it."""
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not available:
         return False

@@ -1,7 +1,7 @@
-"""A mixture of experts for one token: its experts one after the other, in the order in which they come.
+"""A mixture of experts for one token: its experts one after the other, in the order of its indices.
 
-What decodes reads the matrices of a few experts, and computes next to nothing. To sort rows for a grouped matmul takes
-up to half as long.
+A decoding step reads the matrices of a few experts, and computes next to nothing. Sorting rows for a grouped matmul
+takes up to half as long as that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...reference import Experts, Projection
 
 
 def compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor | None:
-    """`fuseplug_moe.reference.compute` for x ``(1, hidden)``, no gradients; ``None`` if an index is no expert's."""
+    """`fuseplug_moe.reference.compute` of x ``(1, hidden)``, without gradients; ``None`` if an index is no expert's."""
     chosen = index[0].tolist()
     if not all(0 <= expert < experts.number for expert in chosen):
         return None
@@ -33,7 +33,7 @@ def compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tens
 def _linear(
     rows: Iterable[Tensor], projection: Projection, bias: Tensor | None, chosen: Sequence[int], experts: Experts
 ) -> Tensor:
-    """``(k, out)``, each of *rows* ``(1, in)`` times the matrix of the expert at its place in *chosen*."""
+    """Each of *rows* ``(1, in)`` times the matrix of the expert at its place in *chosen*: ``(k, out)``."""
     matrices = [projection[expert] if experts.transposed else projection[expert].t() for expert in chosen]
     out = torch.cat([row @ matrix for row, matrix in zip(rows, matrices, strict=True)])
     return out if bias is None else out + bias[chosen]

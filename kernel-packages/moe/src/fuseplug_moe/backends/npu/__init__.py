@@ -1,8 +1,8 @@
 """A mixture of experts in operations of torch_npu, for Ascend NPUs.
 
-Six launches carry a forward, beside a few over ``(tokens, k)`` elements: rows are counted and gathered in the order of
-the experts, multiplied by all experts in one grouped matmul, gated, multiplied again, put back and weighed. The host
-waits for nothing: how many rows an expert has stays on the device.
+A forward takes six launches, beside a few over ``(tokens, k)`` elements: count the rows, gather them in the order of
+the experts, multiply those of all experts in one grouped matmul, gate, multiply again, put the rows back and weigh
+them. The host never waits: the number of rows of an expert stays on the device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is between the two projections of an expert, in one launch where torch_npu has an operation for it."""
+"""The gate between the two projections of an expert, in one launch where torch_npu has an operation for it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ...reference import GATES
 def apply_gate(gate: Tensor, up: Tensor | None, name: str, layout: str, limit: float | None, alpha: float) -> Tensor:
     """`reference.apply_gate`: the same arguments and result.
 
-    Gate and up apart stay apart: bringing them together for ``npu_swiglu`` reads and writes seven times their half,
-    the two operations of torch five times.
+    A separate gate and up stay separate: joining them for ``npu_swiglu`` reads and writes seven times the size of one
+    of them, and torch's two operations do so five times.
     """
     if up is None and layout == "concatenated" and name == "silu":
         result: Tensor = torch.ops.npu.npu_swiglu(gate.contiguous(), dim=-1)
@@ -33,7 +33,7 @@ def apply_gate(gate: Tensor, up: Tensor | None, name: str, layout: str, limit: f
 
 
 _GEGLU = {"gelu": 0, "gelu_tanh": 1}
-"""What ``npu_geglu`` calls ``approximate``, by the formula of an activation."""
+"""The argument ``approximate`` of ``npu_geglu``, by the formula of the activation."""
 
 
 def _forward(gate_up: Tensor, name: str, layout: str, limit: float | None, alpha: float) -> Tensor:
@@ -57,6 +57,6 @@ def _formula(gate_up: Tensor, name: str, layout: str, limit: float | None, alpha
     return reference.apply_gate(gate_up, None, name, layout, limit, alpha)
 
 
-# npu_clipped_swiglu has no derivative. That of npu_geglu keeps the activated gate as well, and cannot be traced: its
-# meta function misses two of the arguments.
+# npu_clipped_swiglu has no derivative. The derivative of npu_geglu also keeps the activated gate, and cannot be traced:
+# its meta function lacks two of the arguments.
 _fused = recomputed(_forward, _formula)

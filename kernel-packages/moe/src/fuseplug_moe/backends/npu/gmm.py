@@ -1,9 +1,9 @@
 """Grouped matmuls of torch_npu that can be differentiated: npu_grouped_matmul itself silently gives no gradient.
 
-What it takes is in op-plugin's ``torch_npu-npu_grouped_matmul.md`` and CANN's ``aclnnGroupedMatmulV5.md``. An Ascend
-950 takes no float32, and with a list of weights only groups that have all rows. Rows are grouped by how many each
-expert has. Groups may end before the rows do, as CANN's page has it (op-plugin's does not say so): the rest is neither
-read nor written, and is in a result whatever the memory held.
+op-plugin's ``torch_npu-npu_grouped_matmul.md`` and CANN's ``aclnnGroupedMatmulV5.md`` say what the operation takes. An
+Ascend 950 takes no float32, and takes a list of weights only if every row belongs to a group. Groups are given by their
+numbers of rows, one for each expert. The groups may end before the rows do, according to CANN's page (op-plugin's does
+not say so): the remaining rows are neither read nor written, so in a result they contain whatever the memory held.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ...reference import Projection, first
 from ..counts_on_host import HostCounts
 
 DTYPES = {torch.float16: torch.float16, torch.bfloat16: torch.float32, torch.float32: torch.float32}
-"""The dtypes of rows and weights, which are one, and that of the bias that goes with each."""
+"""The dtypes that rows and weights share, and for each the dtype of the bias."""
 
 _INNER = 65536
-"""What every dimension must stay below that is the contiguous one for either operand, forward or backward."""
+"""The bound below which the contiguous dimension of every operand must stay, forward and backward."""
 _GROUPS = 1024
 """The most groups for one stacked weight."""
 _LISTED = 128
 """The most weights in a list."""
 _BLOCK = 16
-"""Columns of a block of the matrix unit."""
+"""The columns in a block of the matrix unit."""
 
 
 def takes(projection: Projection) -> bool:
@@ -46,17 +46,18 @@ def takes(projection: Projection) -> bool:
 
 
 class GmmFunction(torch.autograd.Function):
-    """Rows sorted by group, each group times a matrix of one stacked weight.
+    """Multiplies rows that are sorted by group, each group by its matrix of one stacked weight.
 
     ``GmmFunction.apply(x, weight, group_list, bias)``, the bias optional:
 
     - *x*, ``(rows, in)``;
-    - *weight*, ``(groups, in, out)`` in the dtype of *x*, contiguous or the transpose of what is;
-    - *group_list*, ``(groups,)`` int64 on the device, how many rows each group has, at most all together;
+    - *weight*, ``(groups, in, out)`` in the dtype of *x*, contiguous or the transpose of a contiguous tensor;
+    - *group_list*, ``(groups,)`` int64 on the device, the number of rows of each group, together at most all rows;
     - *bias*, ``(groups, out)``, in float32 for bfloat16, else in the dtype of *x*.
 
-    It returns ``(rows, out)``. Rows after the last group are undefined, in the result and in the gradient of *x*, and
-    take no part in the others; a group without rows has a gradient of zeros. Gradients cannot be differentiated again.
+    It returns ``(rows, out)``. Rows after the last group are undefined in the result and in the gradient of *x*, and do
+    not count in the other gradients. The gradient of a group without rows is zero. Gradients cannot be differentiated
+    again.
     """
 
     @staticmethod
@@ -71,7 +72,7 @@ class GmmFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """A grouped matmul for each wanted gradient."""
+        """Compute each wanted gradient by a grouped matmul."""
         x, weight, group_list = ctx.saved_tensors
         grad = _ordered(grad)
         needs_bias = len(ctx.needs_input_grad) > 3 and ctx.needs_input_grad[3]
@@ -84,12 +85,12 @@ class GmmFunction(torch.autograd.Function):
 
 
 class HybridGmmFunction(torch.autograd.Function):
-    """`GmmFunction` for a weight of its own for each group, as models hold them whose experts are modules.
+    """`GmmFunction` with a separate weight for each group, as in models whose experts are modules.
 
     ``HybridGmmFunction.apply(x, group_list, bias, host_counts, *weights)``: the weights are ``(in, out)``, all
-    contiguous or all transposes of what is. *bias* may be ``None``. *host_counts* is the `HostCounts` of *group_list*
-    if a weight whose group has no rows shall have the gradient ``None``; else it is ``None``, and such a gradient is
-    zero.
+    contiguous or all transposes of contiguous tensors. *bias* may be ``None``. *host_counts* is the `HostCounts` of
+    *group_list* if the weight of a group without rows is to have the gradient ``None``; otherwise it is ``None``, and
+    the gradient of such a weight is zero.
     """
 
     @staticmethod
@@ -108,7 +109,7 @@ class HybridGmmFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """A grouped matmul for each wanted gradient."""
+        """Compute each wanted gradient by a grouped matmul."""
         x, group_list, *weights = ctx.saved_tensors
         grad = _ordered(grad)
         of_x = of_bias = None
@@ -129,7 +130,7 @@ class HybridGmmFunction(torch.autograd.Function):
 def _gmm(
     x: Tensor, weights: Sequence[Tensor], group_list: Tensor, bias: Tensor | None = None, *, group_type: int = 0
 ) -> Tensor:
-    """Groups along the rows of *x*, or for ``group_type=2`` along its columns, over which is summed then."""
+    """Multiply groups along the rows of *x*, or, for ``group_type=2``, along its columns, and sum over these."""
     biases = None
     if bias is not None:
         biases = [bias] if len(weights) == 1 else list(bias.unbind())
@@ -140,24 +141,27 @@ def _gmm(
         group_list=group_list,
         split_item=2,  # the result in one tensor
         group_type=group_type,
-        # Sizes of groups, of which there must be more than one; the sum so far is the same number for a single one.
+        # Sizes are accepted only of more than one group; for a single group, the sum so far is the same number.
         group_list_type=1 if len(group_list) > 1 else 0,
     )
     return products[0]
 
 
 def _ordered(rows: Tensor) -> Tensor:
-    """*rows* as they lie one after the other, by their strides.
+    """*rows* with the strides of contiguous rows.
 
-    CANN reads from them whether an operand is transposed, those of a dimension of size 1 included, which torch ignores:
-    a single row with others is refused.
+    CANN reads from the strides whether an operand is transposed. It includes the strides of dimensions of size 1, which
+    torch ignores, and so refuses a single row with other strides.
     """
     width = rows.shape[1]
     return rows if rows.stride() == (width, 1) else rows.clone(memory_format=torch.contiguous_format)
 
 
 def _weight_gradient(x: Tensor, grad: Tensor, group_list: Tensor, *, transposed: bool) -> Tensor:
-    """``(groups, in, out)``, in memory as the weight is: autograd copies what lies otherwise into what a leaf keeps."""
+    """``(groups, in, out)``, laid out in memory as the weight is.
+
+    Autograd copies a gradient that is laid out otherwise into the one that a leaf keeps.
+    """
     if transposed:
         return _gmm(grad.t(), [x], group_list, group_type=2).transpose(1, 2)
     return _gmm(x.t(), [grad], group_list, group_type=2)
@@ -166,8 +170,8 @@ def _weight_gradient(x: Tensor, grad: Tensor, group_list: Tensor, *, transposed:
 def _bias_gradient(grad: Tensor, group_list: Tensor) -> Tensor:
     """The sum of each group's rows: the gradient of a weight whose input is one.
 
-    Nothing is added atomically, and rows after the last group stay out. The ones are a block wide, 32 bytes a row in
-    half precision beside the row of *grad*.
+    Nothing is added atomically, and rows after the last group do not count. The input of ones is a block wide: 32 bytes
+    a row in half precision, beside the row of *grad*.
     """
     ones = grad.new_ones(len(grad), _BLOCK)
     return _gmm(ones.t(), [grad], group_list, group_type=2)[:, 0].to(DTYPES[grad.dtype])
@@ -176,8 +180,9 @@ def _bias_gradient(grad: Tensor, group_list: Tensor) -> Tensor:
 def _operand(weights: Sequence[Tensor], *, transposed: bool) -> list[Tensor]:
     """The weights as a list, where that is documented: up to 128, all transposed or none, and not in float32.
 
-    Else one stacked copy of them, made for the call, forward and backward, and not kept between: the memory of one
-    projection, for that long. So it is on Ascend 950, where experts elsewhere would leave rows to no weight of a list.
+    Otherwise one stacked copy, made for each call, forward and backward, and not kept in between. It takes the memory
+    of one projection during the call. Ascend 950 always gets the copy: with experts elsewhere, some rows would belong
+    to no weight of a list.
     """
     listed = 1 < len(weights) <= _LISTED and weights[0].dtype is not torch.float32
     if listed and len({weight.stride() for weight in weights}) == 1 and not is_950():

@@ -20,9 +20,9 @@ from .routing import Route
 def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """`fuseplug_moe.reference.moe` for tensors on an Ascend NPU: the same arguments, result and errors.
 
-    The result is the reference's up to rounding. A call that the operations of torch_npu are not documented for, one
-    without tokens or in float64 for example, *is* the reference. Ambient autocast changes nothing: it computes in the
-    dtype of the experts. A second derivative is refused: `RuntimeError`.
+    The result is the reference's up to rounding. The reference computes calls for which the operations of torch_npu are
+    not documented, for example without tokens or in float64. Ambient autocast changes nothing: the kernel computes in
+    the dtype of the experts. A second derivative raises `RuntimeError`.
     """
     arguments = (experts, x, top_k_index, top_k_weights)
     if not _takes(*arguments):
@@ -56,7 +56,7 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Ten
     if experts.post is not None:
         out = route.fill(experts.post(route.fill(out)))
     if x.dtype == torch.promote_types(out.dtype, weights.dtype):
-        out = out.to(x.dtype)  # or the sum would be rounded to the dtype of the experts
+        out = out.to(x.dtype)  # otherwise the sum would be rounded to the dtype of the experts
     return routing.combine(out, weights, route).to(x.dtype)
 
 
@@ -68,7 +68,7 @@ def _linear(
     route: Route,
     host_counts: HostCounts | None,
 ) -> Tensor:
-    """Every expert's rows times its matrix, and its bias added."""
+    """Each expert's rows times its matrix, plus its bias."""
     if bias is not None:
         bias = bias.to(gmm.DTYPES[rows.dtype])
     result: Tensor

@@ -1,20 +1,21 @@
-"""Rows from the order of the tokens to that of the experts, and back, by torch_npu's token permutation.
+"""Moves rows from the order of the tokens to that of the experts and back, by torch_npu's token permutation.
 
-What it takes is in op-plugin's ``torch_npu-npu_moe_token_permute.md`` and ``torch_npu-npu_moe_token_unpermute.md``.
+op-plugin's ``torch_npu-npu_moe_token_permute.md`` and ``torch_npu-npu_moe_token_unpermute.md`` document it.
 
 An index that is negative, or not below the number of experts, stands for an expert elsewhere. Its rows are sorted to
-the end, after the last group, where the grouped matmul computes nothing and leaves memory as it was. No such number
-gets out again:
+the end, after the last group, where the grouped matmul computes nothing and leaves the memory as it was. None of these
+undefined numbers gets out again:
 
-- a slot of an expert elsewhere has the number after the last row. Going back, the operation skips what has no such
-  row, on every chip (CANN's ``moe_token_unpermute.h``), and gives its weight a gradient of zero. A weight of zero would
-  do on Atlas A2 and A3, but Ascend 950 multiplies by it. The row itself has a gradient that nobody wrote;
-- the gradient of the rows goes back the same way;
-- the gradients of weights and biases sum over groups alone;
-- what may look at all rows, or has parameters of its own, a module's own gate or a norm, gets zeros there, and zeros
-  for the gradient, which takes two passes over its rows.
+- A slot of an expert elsewhere has the number after the last row. On the way back, the operation skips slots whose row
+  does not exist, on every chip (CANN's ``moe_token_unpermute.h``), and gives their weights a gradient of zero. A weight
+  of zero would suffice on Atlas A2 and A3, but Ascend 950 multiplies by it. Nothing writes the gradient of the row
+  itself.
+- The gradient of the rows goes back the same way.
+- The gradients of weights and biases sum over the groups only.
+- A function that may look at all rows, or has parameters of its own, such as a module's own gate or a norm, gets zeros
+  in these rows, and zeros for their gradient. That takes two passes over its rows.
 
-For experts that are all here the rest costs two launches over ``(tokens, k)`` elements.
+If all experts are here, these measures cost two launches over ``(tokens, k)`` elements.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ from fuseplug_backends.npu import first_order
 
 _TOP_K = 512
 _SLOTS = (1 << 24) - 1
-"""What the number of indices must stay below, and each of them."""
+"""The bound below which the number of indices, and each index, must stay."""
 
 
 class Route(NamedTuple):
-    """Where the rows of the slots, the pairs of token and expert, are.
+    """Where the row of each slot, a (token, expert) pair, is.
 
     Attributes:
-        rows: ``(tokens · k,)`` int32, the sorted row of each slot; ``tokens · k`` if its expert is not here.
-        counts: ``(experts,)`` int64, how many rows each expert has.
+        rows: ``(tokens · k,)`` int32, the sorted row of each slot; ``tokens · k`` if the slot's expert is elsewhere.
+        counts: ``(experts,)`` int64, the number of rows of each expert.
     """
 
     rows: Tensor
     counts: Tensor
 
     def fill(self, tensor: Tensor) -> Tensor:
-        """*tensor*, ``(tokens · k, …)``, with zeros in the rows of no expert, and in their gradients."""
+        """*tensor*, ``(tokens · k, …)``, with zeros in the rows of no expert here, and in their gradients."""
         ranks = torch.arange(len(self.rows), device=tensor.device)
         return tensor.masked_fill((ranks >= self.counts.sum())[:, None], 0)
 
@@ -59,17 +60,18 @@ def dispatch(x: Tensor, index: Tensor, experts: int) -> tuple[Tensor, Route]:
     """Gather the rows of *x*, ``(tokens, hidden)``, in the order of the experts in *index*, ``(tokens, k)``.
 
     Returns:
-        ``(tokens · k, hidden)``, contiguous, those of one expert as the tokens come; and the way back.
+        The rows, ``(tokens · k, hidden)``, contiguous, those of one expert in the order of the tokens; and the way
+        back.
     """
     if index.dtype not in (torch.int32, torch.int64):
         index = index.to(torch.int64)
     elsewhere = (index < 0) | (index >= experts)
-    # A negative one would be sorted to the front, uncounted, and move the rows of all other experts.
+    # A negative index would be sorted to the front, uncounted, and move the rows of all experts.
     index = index.masked_fill(elsewhere, experts)
-    # Of the ways to count this one is exact and waits for nobody: CANN counts integers as int32. bincount asks the
-    # device how long its result is, a comparison with each expert writes tokens · k · experts bytes, and additions into
-    # few addresses queue up. One bin more than experts, for those elsewhere: then none has an upper and a lower end
-    # that are equal, which means the range of the data.
+    # histc waits for nothing, and is exact, because CANN counts integers as int32. bincount asks the device how long
+    # its result is, a comparison with each expert writes tokens · k · experts bytes, and additions into few addresses
+    # queue up. There is one bin more than experts, for those elsewhere. So min and max are never equal: equal ones
+    # stand for the range of the data.
     counts = torch.histc(index, bins=experts + 1, min=0, max=experts)[:experts].to(torch.int64)
     rows, places = _Dispatch.apply(x, index, elsewhere)  # type: ignore[no-untyped-call]
     return rows, Route(places, counts)
@@ -97,7 +99,7 @@ class _Dispatch(torch.autograd.Function):
 def combine(rows: Tensor, weights: Tensor, route: Route) -> Tensor:
     """The weighted sum of the rows of each token: ``(tokens, hidden)`` in the dtype of *rows*.
 
-    It is summed in float32 and rounded once. A second derivative is refused, here for all that comes before.
+    The sum is in float32, and rounded once. A second derivative is refused here, for all previous steps, too.
     """
     result: Tensor = torch.ops.npu.npu_moe_token_unpermute(rows, route.rows, weights)
     return first_order(result, "npu_moe_token_unpermute")

@@ -1,4 +1,4 @@
-"""From the rows of its slots to each token."""
+"""Adds up the rows of each token's slots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import tiles
 
 _COLUMNS = 1024
 _SLOTS = 8
-"""Of a tile: four warps read sixteen bytes a thread in bfloat16, of the rows of eight slots at once."""
+"""The size of a tile: in bfloat16, four warps read sixteen bytes a thread, from the rows of eight slots at once."""
 
 
 def _results(rows: Tensor, index: Tensor, weights: Tensor | None, experts: int, dtype: torch.dtype) -> Tensor:
@@ -32,9 +32,9 @@ def combine(out: Tensor, rows: Tensor, index: Tensor, weights: Tensor | None, ex
         out: ``(tokens, hidden)`` in *dtype*.
         rows: ``(slots, hidden)`` in the order of the slots, contiguous. Rows of experts elsewhere are not read.
         index: ``(tokens, k)``, contiguous, the expert of each slot.
-        weights: ``(tokens, k)``, contiguous; without them rows are added.
-        experts: How many there are.
-        dtype: Of the result.
+        weights: ``(tokens, k)``, contiguous; without weights, the rows are added.
+        experts: The number of experts.
+        dtype: The dtype of the result.
     """
     del dtype
     tokens, width = out.shape
@@ -84,12 +84,12 @@ def combine_backward(
     """The gradients of the rows and the weights of `combine`: zero for experts elsewhere.
 
     Args:
-        results: Like *rows* and like *weights*.
+        results: The gradients, like *rows* and like *weights*.
         grad: ``(tokens, hidden)``, contiguous.
         rows: As for `combine`.
         index: As for `combine`.
         weights: As for `combine`.
-        experts: How many there are.
+        experts: The number of experts.
     """
     of_rows, of_weights = results
     slots, width = rows.shape

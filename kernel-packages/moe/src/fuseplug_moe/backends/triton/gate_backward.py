@@ -1,4 +1,4 @@
-"""The gradient of the gate, from that of the weighted sum: what is between stays in registers."""
+"""The gradient of the gate from that of the weighted sum: everything in between stays in registers."""
 
 from __future__ import annotations
 
@@ -48,23 +48,24 @@ def gate_backward(
     limit: float,
     alpha: float,
 ) -> None:
-    """From the gradient of the weighted sum to that of what the gate and up were.
+    """Compute the gradient of gate and up, before the activation, from the gradient of the weighted sum.
 
-    What the second projection gave is not needed: its product with the gradient, which is the gradient of the weight,
-    is also that of what went into it with the gradient times the transposed matrix. So neither is kept.
+    The output of the second projection is not needed. Its product with the gradient, which is the gradient of the
+    weight, equals the product of the projection's input with the gradient times the transposed matrix. So neither the
+    output nor the input is kept.
 
     Args:
-        results: The gradient of *before*; what went into the second projection times the weight, ``(slots, inner)``,
+        results: The gradient of *before*; the input of the second projection times the weight, ``(slots, inner)``,
             which with *grad* gives the gradient of *down*; and the gradient of *weights*.
         grad: ``(tokens, hidden)``, contiguous, in the dtype of the experts.
-        before: What `project_gated` kept.
+        before: The gate and up that `project_gated` kept.
         weights: ``(tokens, k)``, contiguous, the routing weights.
         index: ``(tokens, k)``, contiguous, the expert of each slot.
-        route: Of `sort`.
+        route: The route that `sort` made.
         down: ``(experts, hidden, inner)``, or that many matrices.
         down_bias: ``(experts, hidden)``.
-        experts: How many there are.
-        transposed: The last two dimensions of *down* are the other way round.
+        experts: The number of experts.
+        transposed: Whether the last two dimensions of *down* are swapped.
         layout: As for `project_gated`.
         activation: As for `project_gated`.
         limit: As for `project_gated`.
@@ -180,7 +181,7 @@ def _gate_backward(
     places = (of_before, weighted, before)
     start = part * WIDTH
     sums = tl.zeros((HEIGHT,), tl.float32)
-    # Piece by piece, for there are not registers enough for all that belongs to a wide tile.
+    # Piece by piece: the registers do not hold all values of a wide tile.
     if WIDTH <= _PIECE:
         sums += _piece(places, inner, weight, row, end, start, width, limit, alpha, LAYOUT, FORMULA, CLAMP, OFFSET)
     else:
@@ -211,7 +212,7 @@ def _piece(
     CLAMP: tl.constexpr,
     OFFSET: tl.constexpr,
 ):
-    """Some columns: what is written to *places* from the gradient *inner*; and the sums of its rows for the weights."""
+    """Write some columns to *places*, from the gradient *inner*; return the row sums for the weights' gradient."""
     of_before, weighted, before = places
     element = before.dtype.element_ty
     HEIGHT: tl.constexpr = inner.shape[0]

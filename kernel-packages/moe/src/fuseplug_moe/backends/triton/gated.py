@@ -1,4 +1,4 @@
-"""The first projection with its gate: the rows that it reads are those of the tokens, and none is written twice."""
+"""The first projection with its gate: it reads the rows of the tokens themselves, and writes no row twice."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ def project_gated(
     alpha: float,
     keep: bool,
 ) -> None:
-    """What goes into the second projection, from the tokens.
+    """Compute the input of the second projection from the tokens.
 
     Args:
-        results: ``(slots, inner)`` in the order of the experts; and if it is to *keep* them, what the gate and up were,
-            ``(slots, inner or 2 · inner)``, as *layout* has it. Rows of experts elsewhere are as the memory was.
+        results: ``(slots, inner)`` in the order of the experts; and, if *keep*, gate and up before the activation,
+            ``(slots, inner or 2 · inner)``, laid out as *layout* says. Rows of experts elsewhere stay uninitialised.
         x: ``(tokens, hidden)``, contiguous.
-        route: Of `sort`.
+        route: The route that `sort` made.
         gate_up: ``(experts, columns, hidden)``, or that many matrices.
-        up: As many matrices, where it is apart, or none.
+        up: The matrices of up, in the same form, if up is separate; otherwise none.
         bias: ``(experts, columns)``.
-        experts: How many there are.
-        transposed: The last two dimensions of the weights are the other way round.
+        experts: The number of experts.
+        transposed: Whether the last two dimensions of the weights are swapped.
         k: How many slots a token has.
         layout: As for `fuseplug_moe.reference.moe`.
         activation: A key of `GATES`.
-        limit: Where it clamps, if it does.
-        alpha: Its slope, if it has one.
-        keep: Whether what the gate and up were is a result.
+        limit: Where the gate clamps, if it does.
+        alpha: The slope of the gate, if it has one.
+        keep: Whether to return gate and up, too.
     """
     inner, before = results
     slots, width = inner.shape
@@ -193,9 +193,9 @@ def _project_gated(
 
 @triton.jit
 def columns(part, width, LAYOUT: tl.constexpr, WIDTH: tl.constexpr):
-    """The columns of gate and up that a tile of *WIDTH* has, and which of them there are.
+    """The columns of gate and up in a tile of *WIDTH*, and which of them exist.
 
-    As many of each, so that they meet in one tile: side by side if they are so in the weights, or in turns.
+    A tile has as many columns of gate as of up, so that the two meet: side by side or in turns, as in the weights.
     """
     at = tl.arange(0, WIDTH)
     if LAYOUT == "concatenated":
@@ -209,7 +209,7 @@ def columns(part, width, LAYOUT: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def apart(both, LAYOUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """Gate and up of a tile whose columns are those of `columns`."""
+    """Gate and up of a tile that has the columns of `columns`."""
     if LAYOUT == "interleaved":
         return tl.reshape(both, (HEIGHT, WIDTH // 2, 2)).split()
     return tl.permute(tl.reshape(both, (HEIGHT, 2, WIDTH // 2)), (0, 2, 1)).split()

@@ -31,8 +31,8 @@ _T = TypeVar("_T")
 def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """`fuseplug_moe.reference.moe` in Triton: the same arguments, result and errors.
 
-    The result is the reference's up to rounding. A call that the kernels do not serve, one in float64 for example,
-    *is* the reference. Ambient autocast changes nothing: it computes in the dtype of the experts.
+    The result is the reference's up to rounding. The reference computes calls that the kernels do not serve, for
+    example in float64. Ambient autocast changes nothing: the kernel computes in the dtype of the experts.
     """
     arguments = (experts, x, top_k_index, top_k_weights)
     if not _serves(*arguments):
@@ -44,7 +44,7 @@ moe = computed_by(compute, reference.moe)
 
 
 def _serves(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool:
-    """Whether the kernels are for such arguments: inside one matrix they count in 32 bits."""
+    """Whether the kernels, which count in 32 bits inside one matrix, serve these arguments."""
     matrices = _tensors_of(experts)
     biases = [bias for bias in (experts.gate_up_bias, experts.down_bias) if bias is not None]
     return (
@@ -68,12 +68,12 @@ def _tensors_of(experts: Experts) -> list[Tensor]:
 
 
 class _Form(NamedTuple):
-    """What is not a tensor of the arguments of `moe`.
+    """The arguments of `moe` that are not tensors.
 
     Attributes:
-        experts: How many there are.
-        first: How many tensors gate and up are in.
-        apart: How many up is in, where it is apart; else 0.
+        experts: The number of experts.
+        first: How many tensors *gate_up* has.
+        apart: How many tensors *up* has, if it is separate; otherwise 0.
     """
 
     experts: int
@@ -100,11 +100,11 @@ class _Form(NamedTuple):
 
     @property
     def gate(self) -> tuple[str, str, float, float]:
-        """What `project_gated` and `gate_backward` ask for."""
+        """The arguments of `project_gated` and `gate_backward` that describe the gate."""
         return self.layout, self.activation, self.limit, self.alpha
 
     def split(self, matrices: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T], Sequence[_T]]:
-        """What there is for each matrix: those of gate and up, of up where it is apart, and of down."""
+        """*matrices*, or items for each, split into those of gate and up, of up if it is separate, and of down."""
         apart = self.first + self.apart
         return matrices[: self.first], matrices[self.first : apart], matrices[apart:]
 
@@ -125,7 +125,7 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Ten
 
 
 _Constants = tuple[_Form, HostCounts | None]
-"""What is not a tensor; and, where the matrices of idle experts are to have no gradient, how many rows each has."""
+"""The form; and, if the matrices of idle experts are to have no gradient, the number of rows of each expert."""
 
 
 def _forward(
@@ -139,10 +139,10 @@ def _forward(
     down_bias: Tensor | None,
     *matrices: Tensor,
 ) -> tuple[Tensor, tuple[Tensor]]:
-    """The result; and what the gate and up were, if gradients need them.
+    """The result; and gate and up before the activation, if gradients need them.
 
-    These are ``2 · inner`` elements for each slot. The original keeps ``2 · hidden + 4 · inner``: the gathered rows of
-    the tokens, what the gate and up were, the activated gate, what went into the second projection and what came of it.
+    Gate and up are ``2 · inner`` elements for each slot. The original keeps ``2 · hidden + 4 · inner``: the gathered
+    rows of the tokens, gate and up, the activated gate, and the input and output of the second projection.
     """
     form, _ = constants
     gate_up, up, down = form.split(matrices)
@@ -190,7 +190,7 @@ def _backward(
             grad, before, weights, index, route, down, down_bias, experts, form.transposed, *form.gate
         )
     if needs[1]:
-        # Its rows are as large as those that are gathered below, and are freed before.
+        # First, so that its rows are freed before rows of the same size are gathered below.
         of_x = combine(
             project(of_before, route, gate_up, up, None, experts, not form.transposed, 0, True, False),
             *(index, None, experts, x.dtype),
@@ -209,7 +209,7 @@ def _backward(
 
 
 def _outer(form: _Form, out: Tensor, out_k: int, into: Tensor, into_k: int, route: Tensor, slots: int) -> Tensor:
-    """The gradient of all matrices that took *into* to what has the gradient *out*."""
+    """The gradient of all matrices that map *into* to a tensor with the gradient *out*."""
     sides = (into, out, route, slots, form.experts, into_k, out_k)
     if not form.transposed:
         sides = (out, into, route, slots, form.experts, out_k, into_k)
@@ -226,7 +226,7 @@ def _formula(
     down_bias: Tensor | None,
     *matrices: Tensor,
 ) -> Tensor:
-    """What is computed, in operations that can be differentiated again."""
+    """The same mixture, in operations that can be differentiated again."""
     del route
     form, host_counts = constants
     gate_up, up, down = form.split(matrices)

@@ -1,4 +1,4 @@
-"""The matrices of all experts as kernels take them: where they lie, and how."""
+"""The matrices of all experts as kernels take them: addresses and strides."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Matrices(NamedTuple):
     """One matrix ``(rows, columns)`` for each expert, as arguments of a kernel.
 
     Attributes:
-        data: Those of all experts, or their addresses.
-        expert: The stride from one to the next; 0 for addresses.
+        data: The matrices of all experts, or their addresses.
+        expert: The stride from one matrix to the next; 0 for addresses.
         row: The stride of rows.
         column: The stride of columns.
-        alignment: For addresses, the bytes that all of them are multiples of, up to sixteen; else 0.
+        alignment: The number of bytes, up to sixteen, of which all addresses are multiples; 0 without addresses.
     """
 
     data: Tensor
@@ -32,7 +32,7 @@ class Matrices(NamedTuple):
 
 
 def matrices(weights: Sequence[Tensor], *, transposed: bool) -> Matrices:
-    """Of *weights*: one tensor of three dimensions, or a matrix for each expert; *transposed* if rows come last."""
+    """The `Matrices` of one tensor of three dimensions, or one for each expert; if *transposed*, rows come last."""
     first = weights[0]
     *_, row, column = first.stride()
     if transposed:
@@ -45,7 +45,7 @@ def matrices(weights: Sequence[Tensor], *, transposed: bool) -> Matrices:
 
 @functools.lru_cache(maxsize=4096)
 def _addresses(pointers: tuple[int, ...], device: torch.device) -> tuple[Tensor, int]:
-    """They are on the device once, however often asked for; nothing waits for them to arrive."""
+    """The addresses as a tensor on the device, copied once and without waiting, and their alignment."""
     table = torch.tensor(pointers, dtype=torch.int64, device="cpu")
     if device.type != "cpu":
         table = table.pin_memory().to(device, non_blocking=True)
@@ -54,7 +54,7 @@ def _addresses(pointers: tuple[int, ...], device: torch.device) -> tuple[Tensor,
 
 @triton.jit
 def matrix(data, expert, stride, like, ALIGNMENT: tl.constexpr):
-    """Where the matrix of *expert* starts; its elements are of the dtype of those that *like* points to."""
+    """A pointer to the matrix of *expert*, whose elements have the dtype of those that *like* points to."""
     if ALIGNMENT > 0:
         start = tl.multiple_of(tl.load(data + expert).to(like.dtype), ALIGNMENT)
     else:
@@ -74,18 +74,18 @@ def product(
     DEPTH: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """Add rows times a matrix.
+    """Add the product of rows and a matrix to *total*.
 
     Args:
         total: ``(HEIGHT, WIDTH)`` in float32.
-        left: ``(HEIGHT, 1)`` pointers to contiguous rows of *depth* elements. All may be read.
+        left: ``(HEIGHT, 1)`` pointers to contiguous rows of *depth* elements. All rows may be read.
         right: ``(1, WIDTH)`` pointers to columns.
-        terms: How many of the elements are multiplied: *depth*, or 0.
-        depth: How many there are.
-        stride: From one element of a column to the next.
-        right_mask: ``(1, WIDTH)``, which columns there are.
+        terms: How many elements of a row are multiplied: *depth*, or 0.
+        depth: How many elements a row has.
+        stride: The stride from one element of a column to the next.
+        right_mask: ``(1, WIDTH)``, which columns exist.
         DEPTH: How many terms are added at once.
-        EVEN: Whether they divide *depth*, and all columns are there.
+        EVEN: Whether *DEPTH* divides *depth*, and all columns exist.
     """
     for start in range(0, terms, DEPTH):
         at = start + tl.arange(0, DEPTH)
@@ -104,7 +104,7 @@ _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def dot(a, b, total):
-    """Add a product of tiles, never in TF32."""
+    """Add the product of two tiles to *total*, never in TF32."""
     if _INTERPRETED:
         # Triton's interpreter multiplies the bits of bfloat16 as if they were integers.
         a, b = a.to(tl.float32), b.to(tl.float32)

@@ -38,21 +38,21 @@ def project(
     by_slot: bool,
     fill: bool,
 ) -> None:
-    """Multiply each row by the matrix of its expert, and add the bias of that.
+    """Multiply each row by the matrix of its expert, and add the expert's bias.
 
     Args:
-        out: ``(slots, out)``, the result: in the order of the experts, or if *by_slot* in that of the slots.
-        rows: ``(slots, in)`` in the order of the experts, contiguous. For *k* other than 0 they are ``(tokens, in)``,
-            and read by the slots of each.
-        route: Of `sort`.
+        out: The result, ``(slots, out)``, in the order of the experts or, if *by_slot*, of the slots.
+        rows: ``(slots, in)`` in the order of the experts, contiguous. If *k* is not 0, ``(tokens, in)``: each slot
+            reads the row of its token.
+        route: The route that `sort` made.
         weights: ``(experts, out, in)``, or that many matrices.
-        more: ``(experts, out, in)``, or that many matrices, for the other half of longer rows; or none.
+        more: ``(experts, out, in)``, or that many matrices, for the second half of rows twice as long; or none.
         bias: ``(experts, out)``.
-        experts: How many there are.
-        transposed: The last two dimensions of *weights* are the other way round.
-        k: How many slots a token has, if rows are tokens.
+        experts: The number of experts.
+        transposed: Whether the last two dimensions of *weights* are swapped.
+        k: How many slots a token has, if rows are tokens; otherwise 0.
         by_slot: See *out*.
-        fill: Whether rows of experts elsewhere are zero, or as the memory was.
+        fill: Whether rows of experts elsewhere become zero; otherwise they stay uninitialised.
     """
     slots, width = out.shape
     if not slots:
@@ -143,7 +143,7 @@ def _project(
 
 @triton.jit
 def place(program, tiles, across, GROUP: tl.constexpr):
-    """Which of the *tiles* of rows a program has, and which of those *across* them.
+    """Which of the *tiles* of rows a program computes, and which of the *across* tiles of columns.
 
     *GROUP* tiles of rows are computed before the next columns.
     """
@@ -155,6 +155,6 @@ def place(program, tiles, across, GROUP: tl.constexpr):
 
 @triton.jit
 def tile_rows(route, slots, experts, tile):
-    """The expert of a tile, its first row, and where the rows of that expert end."""
+    """The expert of a tile, the first row of the tile, and where the rows of that expert end."""
     entry = route + slots + experts + 3 * tile
     return tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)

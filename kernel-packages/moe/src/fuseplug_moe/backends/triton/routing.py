@@ -1,15 +1,17 @@
-"""The slots, pairs of token and expert, sorted by expert on the device, in one launch and without the host.
+"""Sorts the slots, (token, expert) pairs, by expert on the device, in one to three launches and without the host.
 
 A *route* is one tensor of int32, in three parts:
 
-- ``(slots,)``: the slot of each sorted row, those of one expert as the tokens come, those of experts elsewhere last;
+- ``(slots,)``: the slot of each sorted row, those of one expert in the order of the tokens, those of experts elsewhere
+  last;
 - ``(experts,)``: where the rows of each expert end;
-- ``(tiles, 3)``: expert, first row and end of the rows for each tile of a product. What is left of the table has no
-  rows; tiles of experts elsewhere have the number of experts for theirs.
+- ``(tiles, 3)``: for each tile of a product, its expert, its first row, and where the expert's rows end. Unused entries
+  of the table have no rows. Tiles of experts elsewhere have the number of experts in the place of their expert.
 
-torch's stable sort, its inverse, the counts and their sum are some ten launches. A few slots are sorted in one: each
-expert has a program that reads every index twice, from the cache. Of many that would be 16 bytes a slot for each
-expert, so they are counted in blocks before, and put in their places after, which is 16 bytes a slot in all.
+torch's stable sort, its inverse, the counts and their sum are some ten launches. One launch sorts a few slots: each
+expert has a program that reads every index twice, from the cache. With many slots, that would be 16 bytes a slot for
+each expert. So a launch before counts them in blocks, and a launch after puts them in their places: 16 bytes a slot in
+all.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from fuseplug_backends.triton import cached_launches, operation
 from . import tiles
 
 _FEW = 4096
-"""Slots up to which one launch sorts them."""
+"""The largest number of slots that one launch sorts."""
 
 _BLOCK = 128
-"""Slots that are ranked by comparing each with each."""
+"""The number of slots that are ranked by comparing each with each."""
 
 _COUNTS = 8192
-"""Counts that a program adds up together."""
+"""The number of counts that a program adds up at once."""
 
 
 def _results(index: Tensor, experts: int) -> Tensor:
@@ -40,7 +42,7 @@ def _results(index: Tensor, experts: int) -> Tensor:
 
 @operation("fuseplug_moe::sort(Tensor index, int experts) -> Tensor", _results)
 def sort(route: Tensor, index: Tensor, experts: int) -> None:
-    """The route of *index*, ``(tokens, k)``, contiguous, for as many *experts*."""
+    """Make the route of *index*, ``(tokens, k)``, contiguous, for that many *experts*."""
     slots = index.numel()
     height = tiles.height(slots, experts)
     most = tiles.tiles(slots, experts, height)
@@ -100,7 +102,7 @@ def _place(
     BLOCKS: tl.constexpr,
     BINS: tl.constexpr,
 ):
-    """Where the rows of an expert start in each block."""
+    """Write where the rows of an expert start in each block."""
     expert = tl.program_id(0)
     bins = tl.arange(0, BINS)[None, :]
     total = tl.zeros((BINS,), tl.int32)
@@ -137,7 +139,7 @@ def _tabulate(route, expert, counts, slots, tiles, experts, HEIGHT: tl.constexpr
     tl.store(route + slots + expert, end, mask=expert < experts)
     heights = (counts + HEIGHT - 1) // HEIGHT
     before = tl.sum(tl.where(bins < expert, heights, 0))
-    # The last program fills the table: what it writes after its own tiles starts behind its rows.
+    # The last program fills the table: the entries after its own tiles start behind its rows.
     own_tiles = tl.where(expert < experts, (end - first_row + HEIGHT - 1) // HEIGHT, tiles - before)
     for first in range(0, own_tiles, 64):
         tile = first + tl.arange(0, 64)
@@ -150,12 +152,12 @@ def _tabulate(route, expert, counts, slots, tiles, experts, HEIGHT: tl.constexpr
 
 @triton.jit
 def _chosen(index, at, slots, experts):
-    """The expert of each slot, or how many there are for one elsewhere."""
+    """The expert of each slot; for one elsewhere, the number of experts."""
     chosen = tl.load(index + at, mask=at < slots, other=0)
     return tl.where((chosen >= 0) & (chosen < experts), chosen, experts).to(tl.int32)
 
 
 def counts(route: Tensor, index: Tensor, experts: int) -> Tensor:
-    """How many rows each expert has, ``(experts,)``, by the *route* of *index*."""
+    """The number of rows of each expert, ``(experts,)``, from the *route* of *index*."""
     ends = route[index.numel() :][:experts]
     return torch.diff(ends, prepend=ends.new_zeros(1))

@@ -1,4 +1,4 @@
-"""A mixture of experts step by step, for gates and norms that are called: each step has a derivative of its own."""
+"""A mixture of experts step by step, each with its own derivative, for modules whose gate or norm is called."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .weight_gradient import bias_gradient, weight_gradient
 
 
 def compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """`fuseplug_moe.reference.compute`, of the same arguments but for an *index* that is contiguous."""
+    """`fuseplug_moe.reference.compute` for the same arguments, but *index* must be contiguous."""
     route = sort(index, experts.number)
     host_counts = host_counts_of(experts, route, lambda route: counts(route, index, experts.number))
     x_rows, k = x.to(experts.dtype).contiguous(), index.shape[1]
@@ -41,7 +41,7 @@ def compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tens
 
 
 def by_matrix(stacked: Tensor, matrices: Sequence[Tensor], needs: Sequence[bool]) -> Sequence[Tensor | None]:
-    """The gradients of *matrices* that are wanted, views into *stacked*, which has those of all."""
+    """The wanted gradients of *matrices*, views of *stacked*, which holds the gradients of all of them."""
     if not matrices:
         return []
     gradients = (stacked,) if matrices[0].dim() == 3 else stacked.unbind()
@@ -51,7 +51,7 @@ def by_matrix(stacked: Tensor, matrices: Sequence[Tensor], needs: Sequence[bool]
 def of_busy(
     gradients: Sequence[Tensor | None], host_counts: HostCounts | None, route: Tensor
 ) -> Sequence[Tensor | None]:
-    """*gradients*, of one matrix for each expert or of several in turn, but not those of experts without tokens."""
+    """*gradients*, one or more for each expert, with ``None`` for experts without tokens."""
     if host_counts is None:
         return gradients
     busy = host_counts.positive(route)
@@ -62,11 +62,11 @@ class _Form(NamedTuple):
     """How rows are projected.
 
     Attributes:
-        experts: How many there are.
+        experts: The number of experts.
         transposed: Whether matrices are ``(in, out)``.
-        k: How many slots a token has if rows are tokens; 0 if they are in the order of the experts.
-        by_slot: Whether the result is in the order of the slots, or in that of the experts.
-        host_counts: How many rows each expert has, if the matrices of idle ones are to have no gradient.
+        k: How many slots a token has, if rows are tokens; 0 if rows are in the order of the experts.
+        by_slot: Whether the result is in the order of the slots, rather than of the experts.
+        host_counts: The number of rows of each expert, if the matrices of idle experts are to have no gradient.
     """
 
     experts: int
@@ -80,7 +80,7 @@ def _project(
     form: _Form, _: Sequence[bool], route: Tensor, index: Tensor, rows: Tensor, bias: Tensor | None, *matrices: Tensor
 ) -> tuple[Tensor, tuple[()]]:
     del index
-    # The rows of experts elsewhere are seen by functions that are not ours: they are zero.
+    # Functions that are not ours see the rows of experts elsewhere, so these rows are zero.
     return project(rows, route, matrices, (), bias, form.experts, form.transposed, form.k, form.by_slot, True), ()
 
 
@@ -98,7 +98,7 @@ def _project_backward(
     _, _, needs_rows, needs_bias, *needs_matrices = needs
     gradients: list[Tensor | None] = []
     grad = grad.contiguous()
-    slots, by_slot = index.numel(), int(form.by_slot)  # a row of slots is that of a token with one slot
+    slots, by_slot = index.numel(), int(form.by_slot)  # rows in the order of the slots are tokens with one slot
     if needs_rows:
         of_rows = project(
             grad, route, matrices, (), None, form.experts, not form.transposed, by_slot, form.k > 0, form.k == 0
@@ -118,7 +118,7 @@ def _project_backward(
 def _projected(
     form: _Form, route: Tensor, index: Tensor, rows: Tensor, bias: Tensor | None, *matrices: Tensor
 ) -> Tensor:
-    """What `_project` computes, in operations that can be differentiated again."""
+    """The formula of `_project`, in operations that can be differentiated again."""
     del route
     order = reference.sort(index, form.experts)
     rows = rows[order.slots // form.k] if form.k else rows
@@ -150,7 +150,7 @@ def _combine_backward(
 
 
 def _combined(constants: tuple[int, torch.dtype], rows: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """What `_combine` computes, in operations that can be differentiated again."""
+    """The formula of `_combine`, in operations that can be differentiated again."""
     experts, dtype = constants
     elsewhere = index >= experts
     slots = rows.view(*index.shape, -1).masked_fill(elsewhere[..., None], 0)

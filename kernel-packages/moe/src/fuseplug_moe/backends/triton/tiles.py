@@ -1,23 +1,23 @@
-"""How large the tiles of the products are: one table, measured on an H200 in bfloat16.
+"""The sizes of the products' tiles: one table, measured on an H200 in bfloat16.
 
-A grouped product reads the matrix of each expert once for every tile of its rows. Below some 300 rows an expert it is
-bound by these reads (990 TFLOP/s of bfloat16 over 3.35 TB/s are 295 operations a byte, and a row makes one of each
-byte), above by the tensor cores.
+A grouped product reads the matrix of each expert once for every tile of its rows. Below some 300 rows an expert, these
+reads bound its speed (990 TFLOP/s of bfloat16 over 3.35 TB/s are 295 operations a byte, and each row needs one
+operation for each byte); above, the tensor cores do.
 
-- *Few rows*: the least height that a tensor core takes, narrow tiles so that there is a program for every
-  multiprocessor even when one token chooses eight experts (2 · 768 columns: 24 each), and deep ones, so that enough
-  bytes are in flight: 3 of the 4 stages of 64 · 128 · 2 bytes are 48 KB of each program, where 18 KB of each
-  multiprocessor cover 700 ns of latency.
-- *Many rows*: 128 · 256 on two warp groups, 128 registers of accumulator for each thread, the largest that leaves room
-  for an epilogue. A step of depth 64 brings 48 KB; three are 144 of the 227 KB, four 192.
+- *Few rows*: the smallest height that a tensor core takes. Tiles are narrow, so that every multiprocessor has a program
+  even when one token chooses eight experts (2 · 768 columns: 24 tiles each). They are deep, so that enough bytes are in
+  flight: 3 of the 4 stages of 64 · 128 · 2 bytes are 48 KB for each program, where 18 KB for each multiprocessor cover
+  700 ns of latency.
+- *Many rows*: 128 · 256 on two warp groups, with 128 accumulator registers for each thread: the largest tile that
+  leaves room for an epilogue. A step of depth 64 loads 48 KB; three take 144 of the 227 KB, four take 192.
 
-Where a GPU has less memory, tiles are narrower and stages fewer. In float32 there are no tensor cores that keep its
-precision, so tiles are what fits registers.
+On a GPU with less shared memory, tiles are narrower and stages fewer. No tensor core keeps the precision of float32, so
+its tiles are as large as fits into registers.
 
-Products with gates are Triton's. torch's own grouped matmul is for bfloat16 alone, and cannot gather or gate: around it
-``2 · hidden + 4 · inner`` more elements are moved for each slot. The gradients of matrices need no gate, and are
-torch's where it has them (see `weight_gradient`). Elsewhere small tiles were fastest: with several on a multiprocessor,
-one is written while another is multiplied.
+Triton computes products with gates. torch's own grouped matmul is for bfloat16 only, and cannot gather or gate: around
+it, ``2 · hidden + 4 · inner`` more elements are moved for each slot. The gradients of matrices need no gate, so torch
+computes them where it can (see `weight_gradient`). Elsewhere small tiles were fastest: with several on a
+multiprocessor, one is written while another is multiplied.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ import torch
 from fuseplug_backends.triton import shared_memory
 
 _HEIGHTS = {16: 8, 32: 16, 64: 64}
-"""The most rows that an expert may have on average for tiles of a height. A second tile reads its matrix once more.
+"""For each height of tiles, the most rows of an expert on average. A second tile reads the matrix once more.
 
-With 32 rows on average, tiles of 64 take 335 µs and those of 32 355 (128 experts), or 700 and 900 (8 large ones).
+With 32 rows on average, tiles of height 64 take 335 µs and those of height 32 take 355 µs (128 experts), or 700 and 900
+(8 large experts).
 """
 
 _DEEP = 2048
-"""Terms of a sum from which one more stage gains: a tenth with 4096; with 768 it loses a tenth."""
+"""The terms of a sum from which on one more stage gains: with 4096 it gains a tenth, with 768 it loses a tenth."""
 
 _CACHED = 16 << 20
-"""Bytes of a matrix that stays in the cache while all rows of its expert are multiplied: an H100 has 50 MB."""
+"""The most bytes of a matrix that stays cached while all rows of its expert are multiplied: an H100 has 50 MB."""
 
 GROUP = 8
-"""Tiles of rows that are computed before the next columns, where an order gains."""
+"""The number of tiles of rows that are computed before the next columns, where the order matters."""
 
 
 class Shape(NamedTuple):
@@ -55,7 +56,7 @@ class Shape(NamedTuple):
     stages: int
 
     def compiled_in(self, terms: int, columns: int, itemsize: int) -> dict[str, int]:
-        """What programs are compiled for that multiply matrices of so many *terms* and *columns*."""
+        """The constants of a program that multiplies matrices with that many *terms* and *columns*."""
         return {
             "HEIGHT": self.height,
             "WIDTH": self.width,
@@ -69,27 +70,27 @@ class Shape(NamedTuple):
 
 @functools.lru_cache
 def height(slots: int, experts: int) -> int:
-    """How many rows of an expert a tile has, if *slots* are spread evenly over *experts*: 16, 32, 64 or 128."""
+    """The number of rows in a tile if *slots* are spread evenly over *experts*: 16, 32, 64 or 128."""
     return next((size for size, most in _HEIGHTS.items() if slots <= most * experts), 128)
 
 
 def tiles(slots: int, experts: int, rows: int) -> int:
-    """The most tiles of *rows* rows there can be, those of experts elsewhere among them."""
+    """The largest possible number of tiles of *rows* rows, including those of experts elsewhere."""
     return slots // rows + min(slots, experts + 1)
 
 
 def group(terms: int, columns: int, itemsize: int) -> int:
-    """How many tiles of rows are computed before the next columns of a matrix of so many *terms* and *columns*.
+    """How many tiles of rows are computed before the next columns of a matrix with that many *terms* and *columns*.
 
-    Programs that run at the same time then read the same columns, where the whole matrix is more than a cache holds:
-    3.3 ms for 4.2 with 4096 terms and 28,672 columns. Smaller ones are read from the cache in any order.
+    If the matrix is larger than a cache, programs that run at the same time then read the same columns: 3.3 ms instead
+    of 4.2 with 4096 terms and 28,672 columns. Smaller matrices are read from the cache in any order.
     """
     return GROUP if terms * columns * itemsize > _CACHED else 1
 
 
 @functools.lru_cache
 def product(rows: int, columns: int, terms: int, itemsize: int, device: torch.device) -> Shape:
-    """The tile of rows times matrices that have *columns* columns, each result a sum of so many *terms*."""
+    """The tile of rows times matrices with that many *columns*, each result a sum of that many *terms*."""
     if itemsize == 4:
         return Shape(rows, _at_most(64, columns), 32, 4 if rows <= 64 else 8, 2)
     width, depth, warps = (64, 128, 4) if rows == 16 else (256, 64, 8)
@@ -111,10 +112,10 @@ def gradient(rows: int, columns: int, itemsize: int, device: torch.device) -> Sh
 
 
 def _at_most(size: int, columns: int) -> int:
-    """*size*, or for fewer columns the power of two that holds them: sixteen at least, as tensor cores want."""
+    """*size*, or the power of two that holds fewer *columns*; at least sixteen, as tensor cores require."""
     return min(size, max(16, power_of_two(columns)))
 
 
 def power_of_two(size: int) -> int:
-    """The least one that is not below *size*."""
+    """The smallest power of two that is not below *size*."""
     return 1 << (size - 1).bit_length()

@@ -1,4 +1,4 @@
-"""The gradients of the matrices and biases of all experts: sums over the rows of each."""
+"""The gradients of the matrices and biases of all experts: sums over the rows of each expert."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _CAPABILITY_OF_GROUPED_MM = 9
 def weight_gradient(
     left: Tensor, right: Tensor, route: Tensor, slots: int, experts: int, left_k: int, right_k: int
 ) -> Tensor:
-    """For each expert the sum of the outer products of its rows; zero for one that has none.
+    """For each expert, the sum of the outer products of its rows; zero for an expert without rows.
 
-    Rows are gathered first: a product that gathers takes up to 1.8 times as long, and of a gathered one torch's grouped
-    matmul takes another tenth off. On an H200, bfloat16, 4096 tokens and eight experts of 28,672 × 4096: 5.50 ms, 3.42
-    and 3.07, the 0.04 of the gathering included.
+    Rows are gathered first: a product that gathers them takes up to 1.8 times as long, and torch's grouped matmul of
+    gathered rows saves another tenth. On an H200 in bfloat16, with 4096 tokens and eight experts of 28,672 × 4096, a
+    product that gathers, one of gathered rows and torch's take 5.50 ms, 3.42 and 3.07, including 0.04 for gathering.
 
     Args:
         left: ``(slots, m)`` in the order of the experts, contiguous; or ``(tokens, m)``, if *left_k* is not 0.
-        right: ``(slots, n)``, or ``(tokens, n)``, likewise; of the same dtype.
-        route: Of `sort`.
-        slots: How many there are.
-        experts: How many there are.
+        right: ``(slots, n)``, or ``(tokens, n)``, likewise; in the same dtype.
+        route: The route that `sort` made.
+        slots: The number of slots.
+        experts: The number of experts.
         left_k: How many slots a token has, or 0.
-        right_k: As *left_k*, of *right*.
+        right_k: As *left_k*, for *right*.
 
     Returns:
         ``(experts, m, n)``.
@@ -49,9 +49,9 @@ def weight_gradient(
 
 
 def _grouped_mm_serves(left: Tensor, right: Tensor) -> bool:
-    """Whether torch has a grouped matmul for this GPU and dtype: it reads 16 bytes at a time.
+    """Whether torch has a grouped matmul for this GPU, dtype and width: it reads 16 bytes at a time.
 
-    In compiled graphs the program of Triton stays, which is what was tried there.
+    Compiled graphs keep the Triton program, because that was tried there.
     """
     return (
         not torch.compiler.is_compiling()
@@ -70,7 +70,7 @@ def _gathered(rows: Tensor, _route: Tensor, slots: int, _k: int) -> Tensor:
 
 @operation("fuseplug_moe::gather(Tensor rows, Tensor route, SymInt slots, SymInt k) -> Tensor", _gathered)
 def gather(out: Tensor, rows: Tensor, route: Tensor, slots: int, k: int) -> None:
-    """The rows of tokens, ``(tokens, n)``, contiguous, for all *k* slots of each, in the order of the experts."""
+    """The rows of tokens, ``(tokens, n)``, contiguous, once for each of the *k* slots, in the order of the experts."""
     width = rows.shape[1]
     if not out.numel():
         return
@@ -98,7 +98,7 @@ def _results(left: Tensor, right: Tensor, route: Tensor, experts: int) -> Tensor
     _results,
 )
 def outer_products(out: Tensor, left: Tensor, right: Tensor, route: Tensor, experts: int) -> None:
-    """`weight_gradient` of rows that are all in the order of the experts, as *out*: ``(experts, m, n)``."""
+    """`weight_gradient` for rows that are all in the order of the experts, as *out*: ``(experts, m, n)``."""
     (slots, height), width = left.shape, right.shape[1]
     if not out.numel():
         return
@@ -172,15 +172,15 @@ def _bias_results(rows: Tensor, weights: Tensor | None, route: Tensor, slots: in
 def bias_gradient(
     out: Tensor, rows: Tensor, weights: Tensor | None, route: Tensor, slots: int, experts: int, k: int
 ) -> None:
-    """For each expert the sum of its rows, each times the weight of its slot; zero for one that has none.
+    """For each expert, the sum of its rows, each times the weight of its slot; zero for an expert without rows.
 
     Args:
         out: ``(experts, n)``.
         rows: ``(slots, n)`` in the order of the experts, contiguous; or ``(tokens, n)``, if *k* is not 0.
         weights: ``(tokens, k)``, contiguous.
-        route: Of `sort`.
-        slots: How many there are.
-        experts: How many there are.
+        route: The route that `sort` made.
+        slots: The number of slots.
+        experts: The number of experts.
         k: How many slots a token has, or 0.
     """
     width = rows.shape[1]

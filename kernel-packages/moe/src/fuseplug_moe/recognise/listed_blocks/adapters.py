@@ -1,4 +1,4 @@
-"""How blocks with a list of experts are called: with the weights of all of them."""
+"""How blocks with a list of experts are called: with the weights of all experts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class ListedExperts:
 
     Attributes:
         experts: The list.
-        gate: The gate projection of each, or the only one before the activation.
-        up: The up projection.
-        down: The down projection.
+        gate: The gate projection of each expert, or the only projection before the activation.
+        up: The up projection of each.
+        down: The down projection of each.
         activation: A key of `fuseplug_moe.reference.GATES`, or `OWN`.
     """
 
@@ -62,7 +62,7 @@ class ListedExperts:
         return {name: [expert._modules[name]._parameters["weight"] for expert in experts] for name in names}
 
     def compute(self, compute: Compute, block: nn.Module, routed: tuple[Tensor, Tensor, Tensor], idle: Idle) -> Tensor:
-        """What *block* adds up for *routed*: rows ``(tokens, hidden)``, indices and weights ``(tokens, k)``.
+        """The experts' weighted sum for *routed*: rows ``(tokens, hidden)``, indices and weights ``(tokens, k)``.
 
         Result and errors are those of `reference.moe`.
         """
@@ -83,10 +83,10 @@ class ListedExperts:
 
 @dataclass(frozen=True)
 class SeamAdapter(Adapter):
-    """A method of the block that gets rows, indices and weights.
+    """The method of a block that gets rows, indices and weights.
 
     Attributes:
-        variant: The gate, and what an idle expert's gradient is.
+        variant: The gate.
         listed: Where the experts are.
         idle: Whether the gradient of an expert without tokens is zero or ``None``.
     """
@@ -103,8 +103,8 @@ class SeamAdapter(Adapter):
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``moe(module, hidden_states, top_k_index, top_k_weights)``.
 
-        The arguments are those of `reference.moe`: ``(tokens, hidden)``, floating; ``(tokens, k)``, integers; and
-        ``(tokens, k)``, floating. So are the result and the errors.
+        Arguments, result and errors are those of `reference.moe`; the arguments are ``(tokens, hidden)``, floating;
+        ``(tokens, k)``, integers; and ``(tokens, k)``, floating.
         """
         listed, idle = self.listed, self.idle
 
@@ -118,15 +118,15 @@ class SeamAdapter(Adapter):
 
 @dataclass(frozen=True)
 class Routing:
-    """How a block chooses experts: softmax, the largest k, and what is done with them.
+    """How a block chooses experts: softmax, the largest k, and how it changes their weights.
 
     Attributes:
         router: The child that gives logits.
-        top_k: Name of the k; with a dot in it where what holds it is an attribute, as arguments are.
+        top_k: Name of the k; dotted if an attribute of the block, such as its arguments, holds the k.
         renormalise: Whether the chosen weights are made to sum to one; or the attribute that says so.
         correction: The child that is called on the probabilities before choosing.
-        floor: Name of the least sum that is divided by.
-        jitter: Name of the noise that training multiplies; such calls are the original's.
+        floor: Name of the smallest sum to divide by.
+        jitter: Name of the noise that training multiplies by; the original computes such calls.
     """
 
     router: str
@@ -138,7 +138,7 @@ class Routing:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The numbers, and the dtype of the router's weight."""
+        """The numbers and the flag, and the router's weight, of which the dtype counts."""
         flag = self.renormalise if isinstance(self.renormalise, str) else None
         numbers = (name for name in (self.top_k, flag, self.floor, self.jitter) if name is not None)
         return (*numbers, f"{self.router}.weight")
@@ -148,11 +148,11 @@ class Routing:
 
         Args:
             block: The block.
-            hidden_states: ``(batch, sequence, hidden)``, floating; what a router is called with that has no weight.
-            x: The same as ``(tokens, hidden)``.
+            hidden_states: ``(batch, sequence, hidden)``, floating; a router without a weight is called with these.
+            x: The same values as ``(tokens, hidden)``.
 
         Returns:
-            ``(tokens, experts)`` in the dtype of the router; ``(tokens, k)`` int64; ``(tokens, k)`` in that of *x*.
+            ``(tokens, experts)`` in the router's dtype; ``(tokens, k)`` int64; ``(tokens, k)`` in the dtype of *x*.
         """
         router: Any = block._modules[self.router]
         weight = getattr(router, "weight", None)
@@ -179,11 +179,11 @@ class BlockAdapter(Adapter):
     """The forward of a block that routes.
 
     Attributes:
-        variant: The gate, and how it routes.
+        variant: The gate, how the block routes, and what else it adds.
         listed: Where the experts are.
-        routing: How they are chosen.
+        routing: How the experts are chosen.
         shared: The expert that every token goes to.
-        shared_gate: The child whose sigmoid weighs it.
+        shared_gate: The child whose sigmoid weighs the shared expert.
         logits: Whether the logits are returned beside the result.
         idle: Whether the gradient of an expert without tokens is zero or ``None``.
     """
@@ -205,7 +205,7 @@ class BlockAdapter(Adapter):
         """Return ``forward(module, hidden_states)``.
 
         ``hidden_states`` is ``(..., hidden)``, of any floating dtype that the block takes. The result has its shape and
-        dtype; with *logits*, those come second, ``(tokens, experts)``. Errors are those of `reference.moe`.
+        dtype; with *logits*, the logits come second, ``(tokens, experts)``. Errors are those of `reference.moe`.
         """
 
         def forward(module: nn.Module, hidden_states: Tensor) -> Any:

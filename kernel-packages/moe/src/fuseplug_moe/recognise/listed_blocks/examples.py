@@ -1,4 +1,4 @@
-"""On what blocks with a list of experts are tried: a few of these, one of which gets no row."""
+"""Examples for blocks with a list of experts: a few experts, one of them idle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .adapters import BlockAdapter, ListedExperts
 def example_of_seam(
     module: nn.Module, listed: ListedExperts, mix: ExpertsMix, size: int, generator: torch.Generator
 ) -> Example:
-    """Five experts, one of them idle.
+    """At most five experts, one of them idle.
 
     Returns:
         x ``(tokens, hidden)`` in the dtype of the rows; indices and weights ``(tokens, 2)``, the weights in the
@@ -39,7 +39,7 @@ def example_of_seam(
 def _small_copies(
     block: nn.Module, listed: ListedExperts, most: int, size: int, generator: torch.Generator
 ) -> tuple[SmallCopies, int, list[nn.Module]]:
-    """What makes small copies, the small hidden size, and the experts to copy: at most so many."""
+    """The maker of small copies, the small hidden size, and the experts to copy: at most *most*."""
     experts: Any = block._modules[listed.experts]
     number = min(most, len(experts))
     (hidden, inner), large = listed.sizes(block), size > 1 << 12
@@ -50,7 +50,7 @@ def _small_copies(
 def example_of_block(
     module: nn.Module, likely: BlockAdapter, mix: ExpertsMix, size: int, generator: torch.Generator
 ) -> Example:
-    """Rows whose routing no rounding can decide, over a few experts, one of which no row is routed to.
+    """Rows whose routing no rounding can decide, over a few experts, one of them idle.
 
     Returns:
         x ``(2, tokens / 2, hidden)`` in the dtype of the rows; and all children.
@@ -66,7 +66,7 @@ def example_of_block(
     children[listed.experts] = nn.ModuleList([small.module(expert, mix.experts) for expert in few])
     correct = None if way.correction is None else children[way.correction]
     for bias in () if correct is None else correct.parameters():
-        # Small beside a probability, so that it does not decide by itself who is chosen.
+        # Small beside a probability, so that the correction alone does not decide which experts are chosen.
         bias.data *= _CORRECTION
     linear = linear_of(children[way.router], len(few))
     x = decided(small, linear, top_k, max(6, size // hidden), mix.x, correct)

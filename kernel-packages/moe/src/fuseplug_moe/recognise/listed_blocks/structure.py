@@ -1,4 +1,4 @@
-"""Which child of a block is the list of its experts, and what the others are: a router, a shared expert."""
+"""Which child of a block is the list of its experts, and what the other children are: a router, a shared expert."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
 
 
 def _lists(module: nn.Module) -> list[str]:
-    """The children of *module* that may be lists of experts; a list of one only if the module says that it has one."""
+    """The children of *module* that may be lists of experts; a list of one, only if *module* says that it has one."""
     lists = {name: len(child) for name, child in module._modules.items() if isinstance(child, nn.ModuleList)}
     many = [name for name, number in lists.items() if number > 1]
     return many or [name for name, number in lists.items() if number == 1 and gates.says_how_many(module, 1)]
 
 
 def _activations(expert: nn.Module) -> list[str]:
-    """What the activation of *expert* may be: of one that it holds, its name and that it is its own."""
+    """The activations that *expert* may have: names for the one that it holds, or those that its forward calls."""
     activation = gates.activation_of(expert)
     return gates.written_activations(type(expert)) if activation is None else named_or_own(activation)
 
@@ -77,7 +77,9 @@ def _calling_its_own(experts: nn.ModuleList | nn.ModuleDict) -> Rejection | None
     alike = sum(type(expert) is type(first) for expert in experts.children())
     if type(experts).forward.__module__.startswith("torch.") or alike < 2 or not 2 <= len(linears_of(first)) <= 3:
         return None
-    return Rejection("it is a list of experts that calls them itself; known is a module with such a list among others")
+    return Rejection(
+        "it is a list of experts that calls them itself; only a module with such a list among its children is supported"
+    )
 
 
 def _unfit(name: str, experts: Any, linears: dict[str, Any]) -> str:
@@ -119,7 +121,8 @@ def _seam(module: nn.Module, listed: list[ListedExperts], dtype: torch.dtype) ->
     adapters = [SeamAdapter(experts.activation, experts, idle) for experts in listed for idle in _IDLE]
     example = functools.partial(example_of_seam, module, listed[0])
     hidden, _ = listed[0].sizes(module)
-    # DeepSeek-V2's asks whether there are outputs to put together: a call without any tokens is the original's.
+    # DeepSeek-V2's method asks whether there are outputs to join. There always are: the original computes calls without
+    # tokens.
     own: dict[str, Any] = {"target": Target("moe"), "covers": (listed[0].experts,), "impossible": ("outputs",)}
     return inexact(adapters, example, mixes_of_modules(dtype), hidden, **own)
 
@@ -139,7 +142,7 @@ def _block(
     if unknown := set(others).difference(shared_gate, shared, correction):
         return Rejection(f"it has children {', '.join(sorted(unknown))} that no known sparse block has")
     if max(map(len, (shared_gate, shared, correction))) > 1:
-        return Rejection(f"it has more than one child of a kind: {', '.join(others)}")
+        return Rejection(f"it has several children of one kind: {', '.join(others)}")
     top_k = top_k_of(module)
     if top_k is None:
         return Rejection("it has no attribute that says how many experts a token goes to")

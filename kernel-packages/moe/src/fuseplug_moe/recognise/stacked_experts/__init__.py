@@ -1,4 +1,4 @@
-"""Experts whose weights are stacked in two tensors, the routing left to the model."""
+"""Experts whose weights are stacked in two tensors, and whose routing the model does."""
 
 from .adapters import StackedAdapter
 from .structure import flattened, match

@@ -1,4 +1,4 @@
-"""How stacked experts are called, with what their module holds at the time of the call."""
+"""How stacked experts are called, with the weights that their module holds at the time of the call."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ..indices import PARALLEL, names_experts
 
 @dataclass(frozen=True)
 class StackedParts:
-    """What was found in a module, by attribute names.
+    """The parts that were found in a module, by attribute names.
 
     Attributes:
         gate_up: The first projection.
-        down: The second one.
+        down: The second projection.
         transposed: Whether matrices are (in, out).
         halves: 2 where gate and up share the first projection, 1 where there is no gate.
         weights_first: Whether the forward takes the routing weights before the indices.
-        dense: Whether it takes a weight for each expert, rather than for each one chosen.
+        dense: Whether the forward takes a weight for every expert, rather than for each chosen one.
         post: The child that is called on the rows of all experts before they are weighted.
-        passing: Whether the first projection has more experts than the second: these give back their rows.
+        passing: Whether the first projection has more experts than the second: the surplus ones return their rows.
         count: Name of the number of experts.
         gate_up_bias: The bias of the first projection.
-        down_bias: That of the second.
+        down_bias: The bias of the second projection.
     """
 
     gate_up: str
@@ -50,17 +50,17 @@ class StackedParts:
 
 @dataclass(frozen=True)
 class StackedAdapter(Adapter):
-    """Calls the experts with what the module holds at the time of the call.
+    """Calls the experts with the weights that the module holds at the time of the call.
 
     Attributes:
-        variant: The gate, and how the weights lie.
-        parts: Where they are.
+        variant: The gate, and how the weights are laid out.
+        parts: Where the weights are.
         activation: A key of `GATES`, or `OWN`.
         layout: How gate and up share the first projection.
         limit: Name of the number at which the gate clamps.
-        alpha: Name of the slope of its sigmoid.
-        keeps_eval: Whether the module itself is called in eval mode with gradients: if it computes every expert for
-            every token then, weights of zero have gradients too.
+        alpha: Name of the slope of the gate's sigmoid.
+        keeps_eval: Whether the original computes calls in eval mode with gradients. If it computes every expert for
+            every token then, weights of zero have gradients, too.
     """
 
     variant: str
@@ -81,7 +81,7 @@ class StackedAdapter(Adapter):
         return (*(name for name in names if name is not None), *gate)
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return ``forward(module, hidden_states, top_k_index, top_k_weights)``, in the order of the module.
+        """Return ``forward(module, hidden_states, top_k_index, top_k_weights)``, in the module's order of arguments.
 
         ``hidden_states`` is ``(..., hidden)``, floating; the others are ``(tokens, k)``, integers and floating, or for
         *dense* weights ``(tokens, experts)``. The result has the shape and dtype of ``hidden_states``. Errors are those
@@ -91,8 +91,8 @@ class StackedAdapter(Adapter):
 
         def forward(module: nn.Module, hidden_states: Tensor, index: Tensor, weights: Tensor) -> Any:
             gate_up, down = getattr(module, parts.gate_up), getattr(module, parts.down)
-            # A DTensor, or what a quantizer put there, brings operations of its own, which the module knows how to
-            # call.
+            # A DTensor, or a tensor that a quantizer put there, has operations of its own, which the module knows how
+            # to call.
             if (
                 type(gate_up) not in PLAIN
                 or type(down) not in PLAIN

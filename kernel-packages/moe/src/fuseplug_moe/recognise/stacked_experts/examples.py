@@ -1,4 +1,4 @@
-"""On what stacked experts are tried: a few of them, and rows that take their gates past where they bend."""
+"""Examples for stacked experts: a few experts, and rows that take their gates past the points where they bend."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from ..small_copies import SmallCopies
 from .adapters import StackedAdapter, StackedParts
 
 _KINKED = ("relu", OWN)
-"""Gates with a jump in their derivative, or that may have one: on which side of it a number is, rounding must not
-decide."""
+"""Gates whose derivative jumps, or may jump: rounding must not decide on which side of the jump a number is."""
 
 _FAR = 100.0
 """A limit that no example reaches."""
@@ -31,16 +30,16 @@ def example_of(
     """A few experts, one of them idle, and rows that take their gates well past where they clamp.
 
     Returns:
-        x ``(tokens, hidden)`` in the dtype of the rows, with a leading 1 where weights are dense; indices
-        ``(tokens, 2)``; weights like them or ``(tokens, experts)``, in the router's dtype; and the parameters, in that
-        of the experts.
+        x ``(tokens, hidden)`` in the dtype of the rows, with a leading 1 if weights are dense; indices ``(tokens, 2)``;
+        weights ``(tokens, 2)``, or ``(tokens, experts)`` if dense, in the router's dtype; and the parameters, in the
+        dtype of the experts.
     """
     parts = likely.parts
     number, hidden, inner = sizes_of(module, parts)
     experts, large = min(number, 5), size > 1 << 12
     all_of_them = len(getattr(module, parts.gate_up)) if parts.passing else number
     every = experts + min(2, all_of_them - number)
-    # Multiples of eight, because torch's grouped matmul wants rows that begin at multiples of 16 bytes.
+    # Multiples of eight, because torch's grouped matmul requires rows that begin at multiples of 16 bytes.
     sizes = {number: experts, 2 * inner: 272 if large else 16, inner: 136 if large else 8, all_of_them: every}
     small = SmallCopies({hidden: 128 if large else 24, **sizes}, generator)
     h, i = small.size(hidden), small.size(inner)
@@ -49,7 +48,7 @@ def example_of(
     limit = gates.scalar_named(module, "limit")
     bound = None if limit is None or getattr(module, limit) > _FAR else float(getattr(module, limit))
     x = small.normal(tokens, h)
-    # The first column of x is constant, and so its weights say around what each column of the projection lies.
+    # The first column of x is constant, so its weights set the value around which a column of the projection lies.
     x[:, 0] = _CONSTANT
     kinked = likely.activation in _KINKED
     spread = 1.5 if bound is None and not kinked else 0.12 * (bound or 5.0)
@@ -81,11 +80,11 @@ def example_of(
         (x[None] if parts.dense else x, *((weights, index) if parts.weights_first else (index, weights))),
         {name: value.to(mix.experts) for name, value in parameters.items()},
         {} if parts.post is None else {parts.post: small.module(getattr(module, parts.post), mix.experts)},
-        # What computes every expert may do so in eval mode alone: then it is in training that a kernel is called.
+        # A module that computes every expert may do so in eval mode only. Then kernels are called in training.
         {
             **small.attributes(module),
             **({"training": True} if parts.dense else {}),
-            # Some implementations of experts look at such rows only if this flag says that there may be any.
+            # Some implementations of experts handle experts elsewhere only if this flag says that there may be any.
             **({PARALLEL: True} if mix.elsewhere and PARALLEL in vars(module) else {}),
         },
     )

@@ -1,4 +1,4 @@
-"""Which parts stacked experts have: two tensors of three dimensions, perhaps biases, a norm, and a gate."""
+"""The parts of stacked experts: two tensors of three dimensions, perhaps biases, a norm, and a gate."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .adapters import StackedAdapter, StackedParts
 from .examples import example_of, sizes_of
 
 _IMPOSSIBLE = ("expert_idx == self.num_experts", "token_idx.numel() == 0", "top_k_index.numel() == 0")
-"""What loops over the experts that were hit ask. `one_hot` with so many classes raises before the first is true; an
-expert that was hit has tokens; and calls without any tokens, where they differ, are the original's."""
+"""Conditions in loops over the experts that were hit. Before the first is true, `one_hot` with that many classes
+raises. An expert that was hit has tokens. And the original computes calls without tokens, where they differ."""
 
 
 def match(module: nn.Module) -> list[Proposal] | Rejection | None:
@@ -37,7 +37,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         return None
     parts = _stacked_parts(module)
     if isinstance(parts, Rejection):
-        # Two tensors of three dimensions are no rarity.
+        # Many other modules have two tensors of three dimensions.
         return parts if gates.speaks_of_experts(module) else None
     dtype = getattr(module, parts.gate_up).dtype
     adapters = tuple(_adapters(module, parts))
@@ -53,12 +53,12 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
 
 
 def flattened(module: nn.Module) -> Rejection | None:
-    """An answer for experts whose weights are plain attributes, as FSDP leaves them where it flattens parameters."""
+    """An answer for experts whose weights are plain attributes: FSDP leaves them so when it flattens parameters."""
     cubes = [name for name, value in vars(module).items() if isinstance(value, Tensor) and value.dim() == 3]
     if len(cubes) < 2 or not gates.speaks_of_experts(module):
         return None
     return Rejection(
-        f"its weights {', '.join(cubes)} are no parameters of its own; FSDP leaves them so where it flattens: fuse "
+        f"its weights {', '.join(cubes)} are not its own parameters, because FSDP has flattened them: fuse "
         "before wrapping, or wrap with use_orig_params=True or fully_shard"
     )
 
@@ -79,7 +79,7 @@ def _stacked_parts(module: nn.Module) -> StackedParts | Rejection:
     count = next((n for n, v in vars(module).items() if n.startswith("num") and "expert" in n and type(v) is int), None)
     if count is not None and getattr(module, count) != then[0] and not _is_shared_out(module, count, then[0]):
         holding = second if passing else first
-        return Rejection(f"it says {count}={getattr(module, count)} and {holding} holds {then[0]} experts")
+        return Rejection(f"it says {count}={getattr(module, count)}, but {holding} holds {then[0]} experts")
     dtypes = {p.dtype for p in parameters.values()}
     if len(dtypes) > 1 or not dtypes <= set(MODEL_DTYPES):
         several = ", ".join(sorted(str(dtype) for dtype in dtypes))
@@ -109,13 +109,13 @@ def _stacked_parts(module: nn.Module) -> StackedParts | Rejection:
 
 
 def _is_shared_out(module: nn.Module, count: str, stacked: int) -> bool:
-    """Whether the experts are shared out over ranks: a DTensor says how many there are on all of them."""
+    """Whether the experts are divided among ranks: a DTensor says how many there are on all ranks."""
     here = getattr(module, count)
     return bool(getattr(module, PARALLEL, False)) and 0 < here < stacked and stacked % here == 0
 
 
 def _order(forward: Callable[..., Any]) -> tuple[str, bool] | None:
-    """The name of the weights, and whether they come before the indices; ``None`` for another signature."""
+    """The name of the weights' parameter, and whether it precedes the indices; ``None`` for another signature."""
     _, *parameters = inspect.signature(forward).parameters.values()
     if len(parameters) != 3 or any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
         return None
@@ -143,7 +143,7 @@ def _adapters(module: nn.Module, parts: StackedParts) -> Iterator[StackedAdapter
 def _gates(
     module: nn.Module, parts: StackedParts, limit: str | None, alpha: str | None
 ) -> Iterator[tuple[str, GateUpLayout]]:
-    """What the gate may be, with the layout: as a row of the table if it is one, and as the module's own."""
+    """The gates that the module may have, each with its layout: its row of `GATES`, if it is one, and its own."""
     activation = gates.activation_of(module)
     gate = getattr(module, "_apply_gate", None)
     if parts.halves == 1:

@@ -1,9 +1,10 @@
 """RMSNorm on GPUs, by Triton: one pass over memory forward, one backward.
 
-What is launched: forward one program, which reads x (and the gate) once and writes y once, and four bytes for each row
-where a gradient is recorded. Backward one program, which reads x and the gradient of y (and the gate) once and writes
-the gradient of x (and of the gate) once; with the gradient of a weight, and more than a few rows, one more that adds up
-what the first one's programs found. The residual before a norm, and its gradient, go through the same two.
+The forward is one launch, which reads x (and the gate) once and writes y once, and four bytes for each row if a
+gradient is recorded. The backward is one launch, which reads x and the gradient of y (and the gate) once and writes the
+gradient of x (and of the gate) once. For the gradient of a weight over more than a few rows, a second launch adds up
+the sums that the programs of the first one found. The residual before a norm, and its gradient, go through the same
+forward and backward launches.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
     The result is the reference's up to rounding: a row is computed in float32 and rounded once. Rows that lie a stride
     apart are read where they are.
 
-    For that call it is the reference: of other dtypes than float16, bfloat16 and float32; of empty tensors; of more
-    than 2¹⁴ elements in a row or group; to tracers, functorch transforms and subclasses; and where autocast changes the
-    variant. So is a backward that is to be differentiated again.
+    The reference computes a call with dtypes other than float16, bfloat16 and float32; with empty tensors; with more
+    than 2¹⁴ elements in a row or group; for tracers, functorch transforms and subclasses; and where autocast changes
+    the variant. It also computes a backward that is to be differentiated again.
     """
     if norming.variant.is_cast(x) or not _serves(norming.group_size or x.shape[-1], x, weight, gate):
         return by_reference(reference.compute, norming, x, weight, gate)
@@ -51,8 +52,8 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """`fuseplug_rmsnorm.reference.add_rms_norm` on a GPU, in one launch: the same arguments, results and errors.
 
-    Where `rms_norm` would be the reference, and where *residual* has another dtype than *x*, it is the addition and
-    `rms_norm`.
+    Where the reference would compute `rms_norm`, and where *residual* has another dtype than *x*, this function adds
+    and calls `rms_norm`.
     """
     row = reference.check_sum(x, residual, weight, variant)
     if row.is_cast(x) or residual.dtype is not x.dtype or not _serves(x.shape[-1], x, residual, weight):
@@ -90,7 +91,7 @@ _fused = differentiable(_forward, _backward, reference.compute)
 
 
 class _AddRMSNorm(torch.autograd.Function):
-    """x and *residual* have one gradient: that of the sum."""
+    """x and *residual* have the same gradient: that of the sum."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""The two launches as operations of torch: what they allocate, in which layout, and how many programs fill it."""
+"""The two launches as operations of torch: the memory they allocate, its layout, and the programs that fill it."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ WIDEST = 1 << 14
 # Measured on an H200, in bfloat16: see docs/cuda.md.
 
 _PER_LANE = 16
-"""Elements of a tile that a lane holds: of a half type two loads of 16 bytes, which is enough to have in flight."""
+"""Elements of a tile that a lane holds: of a half type two loads of 16 bytes, which are enough to have in flight."""
 
 _FEWEST_WARPS, _MOST_WARPS = 4, 32
-"""Of a program. Below, rows share a program; above, a lane holds more."""
+"""Limits on the warps of a program. Below the first, rows share a program; above the second, a lane holds more."""
 
 _FEWEST_WARPS_BACK = 8
-"""Of a program of the backward: heads of 128 take 210 µs, and with four warps 254."""
+"""The fewest warps of a program of the backward: heads of 128 take 210 µs, and with four warps 254 µs."""
 
 _WARPS_PER_PROCESSOR = 16
-"""That go over all rows in the backward of a weight: of x and dy each 16 KiB in flight in a half type.
+"""Warps that go over all rows in the backward of a weight: in a half type, 16 KiB each of x and dy are in flight.
 
-Each further program leaves one more row of float32 to be written and added up; with these they are
-``8192 · 4`` bytes for each multiprocessor, whatever the width.
+Each further program leaves one more row of float32 to be written and added up. With this number of warps, these rows
+take ``8192 · 4`` bytes for each multiprocessor, whatever the width.
 """
 
 _STAGES = 3
-"""While rows are computed, those of the next two turns are on their way: 207 µs for 240 at 4096 columns, 392 for 505 at
-8192."""
+"""While rows are computed, the rows of the next two turns are on their way: 207 µs instead of 240 µs at 4096 columns,
+392 µs instead of 505 µs at 8192."""
 
 _WIDEST_STAGED = 1 << 13
-"""Rows of 16384 take longer so."""
+"""The widest tile with `_STAGES` stages. Rows of 16384 take longer with them."""
 
 _SCRATCH = 4
-"""Bytes of shared memory for each element of a tile that the compiler takes for itself, at most."""
+"""Bytes of shared memory that the compiler takes for itself, at most, for each element of a tile."""
 
 _PARTS, _COLUMNS, _WARPS_TO_ADD = 256, 32, 8
 """The tile of `add_up`: columns of 128 bytes, the least that a load moves, so that many programs share the work."""
@@ -57,7 +57,7 @@ class _Tile(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """What of `reference.Variant` is left where nothing is rounded on the way."""
+    """The parts of a `reference.Variant` that matter if nothing is rounded on the way."""
 
     offset: bool
     weight_first: bool
@@ -67,7 +67,7 @@ class _Form(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _tile(width: int, fewest_warps: int = _FEWEST_WARPS) -> tuple[_Tile, int]:
-    """The tile of rows of so many elements, and its warps."""
+    """The tile for rows of *width* elements, and its number of warps."""
     block = 1 << (width - 1).bit_length()
     warps = min(max(block // (32 * _PER_LANE), fewest_warps), _MOST_WARPS)
     return _Tile(width, block, max(1, warps * 32 * _PER_LANE // block)), warps
@@ -81,7 +81,7 @@ def _form(variant: str) -> _Form:
 
 @functools.lru_cache(maxsize=64)
 def _processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; in the interpreter few, because there each program costs time of its own."""
+    """The number of multiprocessors of a GPU; few in the interpreter, where each program takes time of its own."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).multi_processor_count
     if device.type == "xpu":
@@ -90,7 +90,7 @@ def _processors(device: torch.device) -> int:
 
 
 def _like(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """New memory for rows in the order of those of *x*, without gaps."""
+    """New memory for rows, in the order of the rows of *x*, without gaps."""
     y = torch.empty_like(x, dtype=dtype)
     if y.stride(-1) == 1:
         return y
@@ -98,7 +98,7 @@ def _like(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _rows(tensor: Tensor, dense: Tensor) -> tuple[Tensor, int]:
-    """*tensor*, and how far its rows lie apart, in the order of those of *dense*; a copy if they do not lie so."""
+    """*tensor* and the stride of its rows, in the order of the rows of *dense*; a copy if there is no such stride."""
     if tensor.stride() == dense.stride():
         return tensor, tensor.shape[-1]
     leading = sorted(range(tensor.dim() - 1), key=dense.stride, reverse=True)
@@ -117,9 +117,10 @@ def _rows_or_none(tensor: Tensor | None, dense: Tensor) -> tuple[Tensor | None, 
 
 
 def _per_row(dense: Tensor, groups: int, values: Tensor | None = None) -> Tensor:
-    """Memory for a number of each row, or of each group in it, in the order of the rows of *dense*.
+    """Memory for one number for each row, or for each group in it, in the order of the rows of *dense*.
 
-    It is that of *known*, numbers that were found before, unless a hook on saved tensors has given them another layout.
+    If *values* are given, numbers that were found before, the memory is theirs, or a copy if a hook on saved tensors
+    has given them another layout.
     """
     hidden = dense.shape[-1]
     strides = (*(stride // hidden * groups for stride in dense.stride()[:-1]), 1)
@@ -157,7 +158,7 @@ def forward(
 ) -> None:
     """``[y]``, then the sum if there is a *residual*, then with *keep* the reciprocal RMS that `backward` takes.
 
-    Arguments are those of `reference.rms_norm`, as they were checked there; *residual* is one more like x, added first.
+    The arguments are those of `reference.rms_norm`, checked there; *residual* is a tensor like x, added to x first.
     """
     y = results[0]
     hidden = x.shape[-1]
@@ -216,9 +217,10 @@ def backward(
     group_size: int | None,
     wanted: Sequence[bool],
 ) -> None:
-    """Of the gradients of x, weight and gate those that are *wanted*, in one pass over x and *dy*.
+    """The *wanted* gradients of x, weight and gate, in one pass over x and *dy*.
 
-    x is what was normalised, so the sum if there was one; *dtotal* is the sum's own gradient. *rstd* is from `forward`.
+    x is the tensor that was normalised: the sum, if there was one. *dtotal* is the sum's own gradient, and *rstd* is
+    from `forward`.
     """
     rest = iter(results)
     dx, dweight, dgate = (next(rest) if need else None for need in wanted)
@@ -267,7 +269,7 @@ def backward(
 
 
 def _stages(tile: _Tile, together: int, device: torch.device, *read: Tensor | None) -> int:
-    """How many tiles of what is *read* are at work or on their way, if so many programs are *together*."""
+    """How many tiles of the tensors *read* are in use or on their way, if *together* programs share a processor."""
     ahead = (_STAGES - 1) * sum(tensor.element_size() for tensor in read if tensor is not None)
     needed = tile.rows * tile.block * (ahead + _SCRATCH)
     return _STAGES if tile.block <= _WIDEST_STAGED and needed * together <= shared_memory(device) else 1

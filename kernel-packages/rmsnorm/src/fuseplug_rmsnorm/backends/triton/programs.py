@@ -1,20 +1,20 @@
-"""The programs on the GPU: RMSNorm forward, backward, and the sum of what the backward's programs leave.
+"""The programs on the GPU: RMSNorm forward, backward, and the sum of the rows that the backward's programs leave.
 
-In all of them, per row (or group) of *n* elements, computed in float32, with ``c`` the weight, or 1 + w, and ``a`` the
-activated gate, 1 where there is none:
+All of them compute the following in float32, for each row (or group) of *n* elements. ``c`` is the weight, or 1 + w,
+and ``a`` the activated gate, 1 if there is none:
 
-    u = x        or  x · a, x · c  where these come before the norm
+    u = x        or  x · a, x · c  if these come before the norm
     r = 1 / sqrt(mean(u²) + eps)
-    y = u · r · p,  p = c · a  of what comes after the norm
+    y = u · r · p,  p = c · a  of those that come after the norm
 
     du = r · (dy · p − u · r · mean(dy · p · u · r))
     dc = Σ dy · a · u · r  after the norm, Σ du · x  before it
     da = dy · c · u · r    after the norm, du · x    before it
 
-A program has ROWS rows of WIDTH elements in the BLOCK columns of a tile. The second axis of the grid is that of the
-groups, so a program needs one stretch of the weight only. Rows of results lie WIDTH × groups apart.
+The tile of a program has ROWS rows of WIDTH elements, in BLOCK columns. The second axis of the grid is that of the
+groups, so a program needs only one stretch of the weight. Rows of results lie WIDTH × groups apart.
 """
-# ruff: noqa: C901 - Triton infers types; most branches are decided when it compiles
+# ruff: noqa: C901 - most branches are decided when Triton compiles
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fuseplug_backends.triton import cached_launches
 
 @triton.jit
 def _scale(weight, first, column, WIDTH: tl.constexpr, OFFSET: tl.constexpr):
-    """What unit rows are multiplied by, in float32."""
+    """The factor of unit rows, in float32."""
     scale = tl.load(weight + first + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     if OFFSET:
         scale += 1.0
@@ -69,7 +69,7 @@ def forward(
     GATE_FIRST: tl.constexpr,
     SIGMOID: tl.constexpr,
 ):
-    """Write *y*, and of *total* and *rstd* what is not None. Without *residual* there is no *total*."""
+    """Write *y*, and *total* and *rstd* unless they are None. Without *residual*, there is no *total*."""
     group, groups = tl.program_id(1), tl.num_programs(1)
     first = group * WIDTH
     column = tl.arange(0, BLOCK)[None, :]
@@ -130,7 +130,7 @@ def backward(
     SIGMOID: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Write of *dx*, *dgate* and *dweight* what is not None, the last as one row for each program of the first axis.
+    """Write *dx*, *dgate* and *dweight* unless they are None, the last as one row for each program of the first axis.
 
     *dtotal*, unless it is None, is added to *dx*.
     """

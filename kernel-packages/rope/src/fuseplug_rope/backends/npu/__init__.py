@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 def compute(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
     """`fuseplug_rope.reference.rope`, fused: the same arguments, result and errors.
 
-    One launch for q and one for k, forward and backward, and one more each to join what is not rotated; the others are
-    on tables, which are smaller than q by its number of heads. A call beyond the limits of the operation is computed by
-    the reference. One limit is not looked at, tables in [-1, 1]: it would make the host wait, and the operation is
-    linear in them.
+    It takes one launch for q and one for k, forward and backward, and one more for each to join the elements that are
+    not rotated. The other launches are on tables, which are smaller than q by its number of heads. The reference
+    computes calls beyond the limits of the operation. One limit is not checked, tables in [-1, 1]: the check would make
+    the host wait, and the operation is linear in the tables.
 
-    Where tables are wider than x, x is widened: the operation would round them to the dtype of x, and lose what a model
-    has float32 tables for. Where all have one dtype there is nothing to lose, and no cast.
+    If the tables are wider than x, x is widened: the operation would round the tables to the dtype of x, and lose what
+    a model has float32 tables for. If all have one dtype, there is nothing to lose, and no cast.
     """
     xs = (q,) if k is None else (q, k)
     layouts = []
@@ -49,11 +49,11 @@ rope = computed_by(compute, reference.rope)
 
 
 class _Rotation(torch.autograd.Function):
-    """``npu_rotary_mul`` of four-dimensional tensors, and a derivative that keeps the tables alone.
+    """``npu_rotary_mul`` of four-dimensional tensors, with a derivative that keeps only the tables.
 
-    The derivative of torch_npu keeps x until the backward, reads it there and computes gradients of the tables,
-    whether wanted or not: for 4096 tokens of 32 and 8 heads of 128 in bfloat16 it keeps 40 MiB in each layer. But the
-    gradient of a rotation is a rotation of the gradient.
+    It keeps x, too, if the tables want gradients. torch_npu's own derivative keeps x until the backward, reads it there
+    and computes gradients of the tables, whether wanted or not: for 4096 tokens of 32 and 8 heads of 128 in bfloat16,
+    it keeps 40 MiB in each layer. But the gradient of a rotation is a rotation of the gradient.
     """
 
     @staticmethod
@@ -69,7 +69,7 @@ class _Rotation(torch.autograd.Function):
         order = "halves" if ctx.mode == "half" else "pairs"
         of_x = of_cos = of_sin = None
         if needs_x:
-            # Each coordinate of a plane may have an angle of its own: of the transposed matrix, the other one's.
+            # Each coordinate of a plane may have its own angle: in the transposed matrix, the other coordinate's.
             first, second = reference.planes(sin, order)
             back = reference.joined(-second, -first, order)
             of_x = _rotation(grad, cos, back, ctx.mode)
@@ -89,14 +89,14 @@ def _rotation(x: Tensor, cos: Tensor, sin: Tensor, mode: Mode) -> Tensor:
 
 def _op(x: Tensor, cos: Tensor, sin: Tensor, mode: Mode) -> Tensor:
     if cos.requires_grad or sin.requires_grad:
-        # There is a limit for tables that want gradients, but of torch_npu's derivative, which is not used.
+        # The limit for tables that want gradients is one of torch_npu's derivative, which is not used.
         cos, sin = cos.detach(), sin.detach()
     rotated: Tensor = torch.ops.npu.npu_rotary_mul(x, cos, sin, mode)
     return rotated
 
 
 def _product(grad: Tensor, factor: Tensor, table: Tensor) -> Tensor:
-    """The gradient of *table*, which *factor* was multiplied with, summed in float32."""
+    """The gradient of *table*, which was multiplied with *factor*, summed in float32."""
     return (grad.float() * factor.float()).sum_to_size(table.shape).to(table.dtype)
 
 
@@ -105,7 +105,7 @@ def _mode(variant: Variant) -> Mode:
 
 
 def _tables(variant: Variant, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Cos and sin for each element that is rotated."""
+    """Cos and sin for each rotated element."""
     if variant.table == "first-half":
         cos, sin = (table[..., : table.shape[-1] // 2] for table in (cos, sin))
     if variant.table != "full":
@@ -124,15 +124,15 @@ def _rotated(variant: Variant, x: Tensor, cos: Tensor, sin: Tensor, seen: Operan
         source = torch.unflatten(source, -1, (source.shape[-1] // 2, 2)).transpose(-1, -2).flatten(-2)
     y = _rotation(source, seen.of_table(cos.to(wide)), seen.of_table(sin.to(wide)), _mode(variant)).to(dtype)
     if rest is not None:
-        # Joined before it gets its shape back, in the order of memory.
+        # Joined in the order of memory, before the result gets its shape back.
         y = reference.merged(y, rest.to(dtype), variant)
     y = seen.undo(y)
-    # Who gave a contiguous tensor may view the result; where heads were made the last dimension it is not.
+    # Callers may view the result for a contiguous tensor. If heads were seen last, it is not contiguous yet.
     return y.contiguous() if x.is_contiguous() else y
 
 
 def _split(x: Tensor, rotated: int, variant: Variant) -> tuple[Tensor, Tensor | None]:
-    """`reference.split` in one operation, whose backward joins the two gradients: not one of zeros for each, added."""
+    """`reference.split` in one operation, whose backward joins the gradients, rather than pad and add them."""
     more = x.shape[-1] - rotated
     if not more:
         return x, None

@@ -1,7 +1,7 @@
 """The layouts in which npu_rotary_mul takes a tensor and its tables, and how tensors of any shape are seen in one.
 
-It takes three dimensions before the last, batch, heads and sequence in three orders, and tables that lack some of them:
-op-plugin, ``docs/zh/custom_APIs/torch_npu/torch_npu-npu_rotary_mul.md``.
+The operation takes three dimensions before the last (batch, heads and sequence, in three orders), and tables that lack
+some of these: op-plugin, ``docs/zh/custom_APIs/torch_npu/torch_npu-npu_rotary_mul.md``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fuseplug_backends.dtypes import have_model_dtypes
 
 Mode = Literal["half", "interleave"]
 
-# From here on what that page says of Atlas A2 and A3.
+# The following is what that page says about Atlas A2 and A3.
 _WIDTHS = range(2, 896, 2)
-_EXTENTS = 1000  # of batch and of heads each, or, interleaved, of their product: less than that
-# Tables lack the dimensions of "1" and have those of "v"; those missing before them have size 1.
+_EXTENTS = 1000  # batch and heads, each, are smaller; if interleaved, their product is
+# Tables lack the dimensions "1", and have the dimensions "v". Dimensions missing in front have size 1.
 _EITHER_MODE = ("", "v", "1", "v1", "1v", "11", "1v1", "11v", "v11")
 _HALF_MODE = ("v1v", "vv1")
 
@@ -29,12 +29,12 @@ class OperandLayout(NamedTuple):
     """How a tensor and its tables are seen, each as three dimensions and the last one.
 
     Attributes:
-        order: All dimensions of the tensor, as they come.
-        sizes: The three.
-        rows: Those of the tables.
-        single: Dimensions of the tables of which one row stands for all.
-        repeated: The leading dimensions of the tables, with rows they lack; ``None`` if they have all they should.
-        outside: The leading dimensions of the tensor in *order*.
+        order: All dimensions of the tensor, in the order in which the layout has them.
+        sizes: The sizes of the layout's three dimensions.
+        rows: The same for the tables.
+        single: Dimensions of the tables in which one row stands for all.
+        repeated: The sizes to which the tables' leading dimensions are expanded; ``None`` if the tables lack no rows.
+        outside: The sizes of the tensor's leading dimensions, in *order*.
         inverse: The inverse of *order*.
     """
 
@@ -59,38 +59,38 @@ class OperandLayout(NamedTuple):
         return table.reshape(*self.rows, table.shape[-1])
 
     def undo(self, y: Tensor) -> Tensor:
-        """Give what `of_tensor` made its shape again."""
+        """Give a result of `of_tensor` its shape again."""
         return y.reshape(*self.outside, y.shape[-1]).permute(self.inverse)
 
 
 def find_layout(x: Tensor, cos: Tensor, sin: Tensor, width: int, mode: Mode) -> OperandLayout | None:
-    """Find a layout in which npu_rotary_mul takes *x*, seen in the order of its memory if that is one.
+    """Find a layout in which npu_rotary_mul takes *x*, in the order of its memory if possible.
 
-    Attention has q as ``(batch, heads, sequence, width)`` in the memory of ``(batch, sequence, heads, width)``. Given
-    as it is shaped, it would be copied to be contiguous; in the order of memory nothing is.
+    Attention has q as ``(batch, heads, sequence, width)`` in the memory of ``(batch, sequence, heads, width)``. In its
+    own shape, q would be copied to be contiguous; in the order of memory, nothing is copied.
 
     Args:
         x: ``(..., head_dim)``.
         cos: ``(..., angles)``, broadcastable to *x* but for the last dimension.
         sin: Like *cos*.
         width: How many elements are rotated.
-        mode: That of the operation.
+        mode: The mode of the operation.
 
     Returns:
-        ``None`` if there is none: for dtypes, widths and sizes beyond the documented ones, for empty tensors, of which
-        nothing is documented, and for tables that would enlarge the result.
+        ``None`` if there is no layout: for dtypes, widths and sizes beyond the documented ones, for empty tensors,
+        about which nothing is documented, and for tables that would enlarge the result.
     """
     if not (x.numel() and have_model_dtypes(x, cos, sin) and width in _WIDTHS):
         return None
     if cos.shape != sin.shape or cos.dim() > x.dim():
         return None
-    # One token is generated in less time than it takes to find this out.
+    # Finding a layout takes longer than generating one token.
     find = _find if torch.compiler.is_compiling() else _remembered
     return find(x.shape[:-1], x.stride(), cos.shape[:-1], _differ(cos, sin), mode)
 
 
 def _differ(cos: Tensor, sin: Tensor) -> tuple[bool, ...]:
-    """For each leading dimension of the tables, whether their rows differ, not one row being repeated in memory."""
+    """For each leading dimension of the tables, whether their rows may differ, rather than be one row repeated."""
 
     def differs(table: Tensor, dim: int) -> bool:
         # The gradient of a repeated row belongs to each of its places.
@@ -116,16 +116,17 @@ def _find(
             runs.append([dim])
     if mode == "half" and [rows[run[0]] for run in runs] == [False, False, True]:
         batch, heads, tokens = runs
-        # Batch, heads, sequence, and tables of the sequence alone: CANN refuses this where it found separate operations
-        # to be faster, by sizes and its number of cores (rope_rotate_half_tiling.cpp, CheckBnsdBlockSkip). As heads of
-        # one batch, or with tables for each of the batch, it is another layout, which CANN does not look at.
+        # Batch, heads, sequence, and tables of the sequence alone: CANN refuses this layout where separate operations
+        # were found to be faster, by sizes and the number of cores (rope_rotate_half_tiling.cpp, CheckBnsdBlockSkip).
+        # With all heads in one batch, or with tables for each item of the batch, it is another layout, which CANN does
+        # not check this way.
         runs = [[*batch, *heads], tokens]
         if not _is_documented(runs, rows, sizes, mode):
             runs, rows = [batch, heads, tokens], [extent or dim in batch for dim, extent in enumerate(rows)]
     if _is_documented(runs, rows, sizes, mode):
         return _layout(runs, rows, sizes, table)
-    # Every token apart, and the innermost dimension that the tables lack as heads. Where that is not the order of
-    # memory it costs a copy of x, and where the tables lack more, one of them for each that is repeated.
+    # Every token apart, and the innermost dimension that the tables lack as heads. If that is not the order of memory,
+    # it costs a copy of x; and if the tables lack more dimensions, a copy of each table that repeats its rows.
     heads = [dim for dim in memory if not rows[dim]][-1:]
     tokens = [dim for dim in memory if dim not in heads]
     rows = [dim in tokens for dim in range(len(sizes))]
@@ -134,7 +135,7 @@ def _find(
 
 
 def _order_of_memory(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """The leading dimensions with an extent, the outermost in memory first."""
+    """The leading dimensions of more than one element, the outermost in memory first."""
     order: list[int] = []
     for dim, size in enumerate(sizes):
         if size > 1:
@@ -184,6 +185,6 @@ def _layout(
 
 def _product(dims: Sequence[int], sizes: Sequence[int]) -> int:
     product = 1
-    for dim in dims:  # math.prod is a function of C, which torch.compile does not trace
+    for dim in dims:  # math.prod is a C function, which torch.compile does not trace
         product *= sizes[dim]
     return product

@@ -1,7 +1,7 @@
 """How a call is cut into programs: each takes some positions, for which it reads the tables once, and some heads.
 
-q, k and the tables are seen with three dimensions before the last. One of them, along which the tables have a single
-row, is that of the heads; positions go along the other two. Strides are whatever they are, so nothing is copied.
+q, k and the tables are seen with three dimensions before the last. The heads lie along one of these, along which the
+tables have a single row; positions lie along the other two. Strides may be any, so nothing is copied.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import NamedTuple
 from ... import reference
 from .program import Block
 
-# These come from counting, for an H100. Measured on an H200, others are slower, or faster by less than the noise.
+# Calculated for an H100. On an H200, other numbers were slower, or faster by less than the noise.
 
 _MOST_ELEMENTS = 4096
-"""Of q in one program: 8 KiB of a half type, which take 128 threads of 72 registers. 7 such programs fit on a processor
-and have 56 KiB on their way; its share of the bandwidth, 25 bytes per ns, with 700 ns to the memory and back, takes 18.
+"""Elements of q in one program: 8 KiB of a half type, which take 128 threads of 72 registers. 7 such programs fit on a
+processor, and have 56 KiB on their way. The processor's share of the bandwidth, 25 bytes per ns, with 700 ns to the
+memory and back, needs 18 KiB.
 """
 
 _ENOUGH_ELEMENTS = 2048
-"""Of q: with fewer of them a program takes more positions, so that each of 128 threads has something to read."""
+"""Elements of q: with fewer, a program takes more positions, so that each of 128 threads has something to read."""
 
 _PER_THREAD = 16
 """Elements of q: a vector of 16 bytes of a half type from each half of a row."""
@@ -30,7 +31,7 @@ _PER_THREAD = 16
 _MOST_WARPS = 4
 
 _VECTOR = 16
-"""Elements: multiples of it are addresses for the widest loads, of any dtype."""
+"""Elements: addresses that are multiples of it allow the widest loads, in any dtype."""
 
 Sizes = Sequence[int]
 Memory = tuple[Sizes, Sizes]
@@ -42,10 +43,10 @@ class Cut(NamedTuple):
 
     Attributes:
         grid: How many programs there are, along positions and along heads.
-        numbers: The arguments that follow the pointers: how many positions there are, how many along the inner
-            dimension, heads of q, heads of k; and strides along the outer dimension, the inner one and that of the
-            heads, of q, of k, of their results, and the first two of the tables.
-        block: What the program is compiled for.
+        numbers: The arguments that follow the pointers: the numbers of positions, of positions along the inner
+            dimension, of heads of q and of heads of k; then the strides along the outer dimension, the inner one and
+            that of the heads, for q, k and their results; and the first two of these strides for the tables.
+        block: The constants for which the program is compiled.
         warps: How many warps run it.
     """
 
@@ -56,17 +57,17 @@ class Cut(NamedTuple):
 
 
 def shared_dims(q: Sizes, k: Sizes, cos: Sizes, sin: Sizes) -> list[int]:
-    """Find the dimensions that can be that of the heads.
+    """Find the dimensions along which the heads may lie.
 
     Args:
         q: The shape of q.
-        k: That of k, or of q once more.
-        cos: That of cos.
-        sin: That of sin.
+        k: The shape of k, or that of q again.
+        cos: The shape of cos.
+        sin: The shape of sin.
 
     Returns:
-        Of the three dimensions before the last those along which the tables have one row; if q and k differ in one of
-        them, that one. None if one launch does not do.
+        Of the three dimensions before the last, those along which the tables have one row; if q and k differ in one of
+        them, only that one. Empty if one launch is not enough.
     """
     if not len(cos) <= len(q) == len(k) <= 4 or cos != sin or 0 in (*q, *k, *cos):
         return []
@@ -87,11 +88,11 @@ def cut(
 
     Args:
         variant: A key of `reference.VARIANTS`.
-        transposed: Whether it is gradients that are rotated, back to those of the inputs.
-        q: What is rotated.
-        k: What else is.
-        q_out: Where the result goes.
-        k_out: Where the other one goes.
+        transposed: Whether gradients are rotated, back to those of the inputs.
+        q: The tensor to rotate.
+        k: The other tensor to rotate, if any.
+        q_out: The result for q.
+        k_out: The result for k.
         table: Both tables.
     """
     (q_shape, q_stride), (k_shape, _), (table_shape, table_stride) = q, k or q, table
@@ -100,7 +101,7 @@ def cut(
     k_heads = _leading(k_shape, 1)[dims[-1]] if k else 0
     strides = [stride for x in (q, k, q_out, k_out) for stride in _strides(x, dims)]
     table_strides = _strides(table, dims[:2])
-    # With the widths: one token has no strides, and what they will be should be compiled for once.
+    # The widths count, too: one token has no strides, but should share the program of more tokens.
     unit = math.gcd(_VECTOR, q_shape[-1], k_shape[-1], *strides)
     table_unit = math.gcd(_VECTOR, table_shape[-1], *table_strides)
 
@@ -140,14 +141,14 @@ def cut(
 
 
 def _dims(shape: Sizes, stride: Sizes, shared: Sizes) -> list[int]:
-    """The outer and the inner dimension of positions, and that of the heads: the innermost in memory that can be."""
+    """The outer and inner dimension of positions, and that of the heads: the innermost in memory of *shared*."""
     sizes, strides = _leading(shape, 1), _leading(stride, 0)
     heads = min([dim for dim in shared if sizes[dim] > 1], key=strides.__getitem__, default=shared[0])
     return [*sorted({0, 1, 2} - {heads}, key=strides.__getitem__, reverse=True), heads]
 
 
 def _strides(x: Memory | None, dims: Sizes) -> list[int]:
-    """The strides along *dims*; none where there is no second step to take."""
+    """The strides along *dims*; 0 along dimensions of one element."""
     if x is None:
         return [0] * len(dims)
     sizes, strides = _leading(x[0], 1), _leading(x[1], 0)
@@ -155,10 +156,10 @@ def _strides(x: Memory | None, dims: Sizes) -> list[int]:
 
 
 def _leading(sizes: Sizes, missing: int) -> Sizes:
-    """What is before the last of one to four numbers, as three."""
+    """All but the last of one to four numbers, as three: *missing* stands for absent ones."""
     return (*[missing] * (4 - len(sizes)), *sizes[:-1])
 
 
 def _power_of_2(number: int) -> int:
-    """The next one, or 0 for none."""
+    """The smallest power of two that is not below *number*; 0 for 0."""
     return 1 << (number - 1).bit_length() if number else 0

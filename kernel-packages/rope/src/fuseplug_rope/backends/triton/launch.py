@@ -33,7 +33,7 @@ def _results(
 
 
 def _alike(x: Tensor, dtype: torch.dtype, keep_order: bool) -> Tensor:
-    """A dense tensor, in the order of memory that *x* has if asked for; its rows are one piece of memory each."""
+    """A dense tensor whose rows are one piece of memory each; on request in the memory order of *x*, if possible."""
     y = torch.empty_like(x, dtype=dtype) if keep_order else None
     if y is not None and y.stride(-1) == 1:
         return y
@@ -56,7 +56,7 @@ def rotate(
     variant: str,
     transposed: bool,
 ) -> None:
-    """Rotate q and k, or gradients of both rotated; their shapes must have `cutting.shared_dims`."""
+    """Rotate q and k, or the gradients of their rotations; the shapes must have `cutting.shared_dims`."""
     q_out, k_out = results if k is not None else (results[0], None)
     q, k = _readable(q), None if k is None else _readable(k)
     if cos.stride() != sin.stride():

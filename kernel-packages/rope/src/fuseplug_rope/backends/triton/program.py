@@ -1,6 +1,6 @@
 """What one program of the launch computes: the rotations of some heads of q and some of k, at some positions."""
 
-# The signatures here are read by Triton's compiler, which knows one annotation.
+# Triton's compiler reads the signatures here, and knows only one annotation.
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ class Block(NamedTuple):
 
     Attributes:
         reads: Which elements of the input are the two coordinates of a plane, as in `reference.Variant`.
-        writes: Which are those of the output.
-        table: Where in the row of a table they find their angles: each its own, in these two places; or both the same
-            one, of the ``"first"`` angles.
-        planes: How many there are.
-        trailing: Whether what is not rotated comes before what is.
-        negated: Whether the angles are.
-        transposed: Whether it is the transposed matrices that are multiplied with, as in a backward.
+        writes: Which elements of the output are the two coordinates.
+        table: Where the coordinates find their angles in a row of a table: each its own, in halves or in pairs; or both
+            the same, among the ``"first"`` angles.
+        planes: The number of planes.
+        trailing: Whether the elements that are not rotated come before the rotated ones.
+        negated: Whether the angles are negated.
+        transposed: Whether to multiply with the transposed matrices, as in a backward.
         q_width: The last dimension of q.
-        k_width: That of k.
-        unit: What the strides of q, k and the results are multiples of, in elements; they are given in it.
-        table_unit: What those of the tables are multiples of.
-        angle_stride: That of the tables' last dimension, in elements.
-        positions: For how many positions a program rotates, a power of two.
-        q_heads: How many heads of q, a power of two.
-        k_heads: How many of k, a power of two, or 0.
+        k_width: The last dimension of k.
+        unit: The unit of the strides of q, k and the results, in elements: all are multiples of it.
+        table_unit: The unit of the tables' strides, in elements.
+        angle_stride: The stride of the tables' last dimension, in elements.
+        positions: How many positions a program rotates, a power of two.
+        q_heads: How many heads of q a program rotates, a power of two.
+        k_heads: How many heads of k, a power of two, or 0.
     """
 
     reads: Order
@@ -53,8 +53,8 @@ class Block(NamedTuple):
     k_heads: int
 
 
-# These vary with the tokens, which must not compile anything. How far addresses are aligned, the compiler learns from
-# the units of the strides.
+# These vary with the tokens, which must not cause a compilation. From the units of the strides, the compiler learns how
+# addresses are aligned.
 _VARYING = (
     *("positions", "inner_size", "q_heads", "k_heads"),
     *("q_outer", "q_inner", "q_head", "q_out_outer", "q_out_inner", "q_out_head"),
@@ -93,7 +93,7 @@ def rotate(
     BLOCK: tl.constexpr,
 ):
     """Tiles are ``[positions, heads, elements]``; the numbers are those of `cutting.Cut`."""
-    # Triton 3.6 takes the elements of a tuple for constants only where they have been given names.
+    # Triton 3.6 takes the elements of a tuple for constants only if they have been given names.
     READS: tl.constexpr = BLOCK.reads
     WRITES: tl.constexpr = BLOCK.writes
     TABLE: tl.constexpr = BLOCK.table
@@ -128,7 +128,7 @@ def rotate(
         k = _rows(k, outer, inner, head, k_outer, k_inner, k_head, UNIT)
         k_out = _rows(k_out, outer, inner, head, k_out_outer, k_out_inner, k_out_head, UNIT)
         K_START: tl.constexpr = _start(K_WIDTH, PLANES, TRAILING)
-        # Read before q is written, or it would wait for q to arrive.
+        # k is read before q is written; otherwise, reading k would wait for q to arrive.
         k_a, k_b = _planes(k + K_START, k_exists, READS, PLANES, 1)
         k_a, k_b = k_a * cos_a - k_b * sin_a, k_b * cos_b + k_a * sin_b
         _store(k_out + K_START, k_exists, k_a, k_b, WRITES, PLANES)
@@ -146,7 +146,7 @@ def _rows(x, outer, inner, head, outer_stride, inner_stride, head_stride, UNIT: 
 
 @triton.jit
 def _angles(row, exists, TABLE: tl.constexpr, PLANES: tl.constexpr, STRIDE: tl.constexpr):
-    """What the first coordinate of each plane finds in a table, and what the second."""
+    """The values of a table for the first coordinate of each plane, and for the second."""
     if TABLE == "first":
         plane = tl.arange(0, triton.next_power_of_2(PLANES))[None, None, :]
         angle = tl.load(row + plane * STRIDE, exists & (plane < PLANES)).to(tl.float32)
@@ -156,7 +156,7 @@ def _angles(row, exists, TABLE: tl.constexpr, PLANES: tl.constexpr, STRIDE: tl.c
 
 @triton.constexpr_function
 def _start(width, planes, trailing):
-    """Where the elements that are rotated begin."""
+    """Where the rotated elements begin."""
     return width - 2 * planes if trailing else 0
 
 
@@ -177,7 +177,7 @@ def _planes(rows, exists, ORDER: tl.constexpr, PLANES: tl.constexpr, STRIDE: tl.
     """The two coordinates of every plane, in float32."""
     PADDED: tl.constexpr = triton.next_power_of_2(PLANES)
     if ORDER == "pairs":
-        # Together, and parted in registers: loads that leave out every other element take twice as many.
+        # Loaded together and parted in registers: it takes twice as many loads to leave out every other element.
         element = tl.arange(0, 2 * PADDED)[None, None, :]
         both = tl.load(rows + element * STRIDE, exists & (element < 2 * PLANES)).to(tl.float32)
         return tl.split(tl.reshape(both, [both.shape[0], both.shape[1], PADDED, 2]))

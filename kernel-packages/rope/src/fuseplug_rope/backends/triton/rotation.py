@@ -1,4 +1,4 @@
-"""RoPE by the launch: which calls are served, and how they are differentiated."""
+"""RoPE by one launch: which calls it serves, and how they are differentiated."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 def compute(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
     """`fuseplug_rope.reference.rope`, fused: the same arguments, result and errors.
 
-    One launch for q and k, forward and backward, which reads each of them once and writes it once, in any layout. It
-    computes in float32 and rounds once; results lie in memory as the reference's. A backward needs the tables alone.
-    Gradients of tables, and of gradients, are those of the reference.
+    One launch computes q and k, forward and backward. It reads and writes each of them once, in any layout. It computes
+    in float32 and rounds once; results lie in memory as the reference's do. A backward needs only the tables. Gradients
+    of tables, and of gradients, are those of the reference.
 
-    What is not served is computed by the reference: other dtypes than float16, bfloat16 and float32; tensors of more
-    than four dimensions, or empty; a k that differs from q in more than the number of heads and the width; tables that
-    have a row for everything, or that would enlarge the result; an odd number of elements to rotate.
+    The reference computes calls that the launch does not serve: dtypes other than float16, bfloat16 and float32;
+    tensors that are empty, or have more than four dimensions; a k that differs from q in more than the number of heads
+    and the width; tables that have a row for everything, or that would enlarge the result; an odd number of elements to
+    rotate.
     """
     if not _is_served(variant, q, k, cos, sin):
         return by_reference(reference.compute, variant, q, k, cos, sin)
@@ -69,7 +70,7 @@ _rotate = differentiable_linear(_rotated, _rotated_back, _formulas)
 
 
 def _is_served(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
-    # One token is generated in less time than it takes to find the dimensions.
+    # Finding the dimensions takes longer than generating one token.
     dims = shared_dims if torch.compiler.is_compiling() else _remembered
     return (
         transparent(q, k, cos, sin)
@@ -77,7 +78,7 @@ def _is_served(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: 
         and variant.width_rotated(cos) % 2 == 0
         and (offsets_fit(cos, 1) and offsets_fit(sin, 1))
         and bool(dims(q.shape, q.shape if k is None else k.shape, cos.shape, sin.shape))
-        # What takes a formula's gradients in the backward cannot be traced.
+        # A backward that takes the gradients of a formula cannot be traced.
         and not (torch.compiler.is_compiling() and recording(cos, sin))
         and not variant.is_cast(q)
     )

@@ -1,13 +1,13 @@
 """The selective scan by operations of PyTorch, forward and backward in time and memory linear in the number of tokens.
 
-Tokens are computed in chunks, some sequences and channels at a time, so that all that is computed of them stays in the
-processor's cache. In a chunk only ``h ← a h + b`` goes from token to token, by one operation each; everything else is
-computed for all its tokens at once.
+Tokens are computed in chunks, for some sequences and channels at a time, so that all intermediate tensors stay in the
+processor's cache. Within a chunk, only ``h ← a h + b`` goes from token to token, with one operation for each token;
+everything else is computed for all tokens of the chunk at once.
 
-One token without gradients is a step of decoding, and computed by itself.
+A call of one token without gradients is a decoding step, which has its own function.
 
-Between forward and backward the arguments are kept, and the state before each chunk. All else is computed anew. Nothing
-is compiled.
+The arguments and the state before each chunk are kept for the backward, which computes everything else anew. Nothing is
+compiled.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from ...reference import result_dtype, working_dtype
 from .chunk import Chunk, Inputs
 
 _TOKENS = 32
-"""Of a chunk. The states that are kept take as much memory as ``states / _TOKENS`` tensors of the shape of x."""
+"""Tokens of a chunk. The kept states take as much memory as ``states / _TOKENS`` tensors of the shape of x."""
 
 _AT_ONCE = 1 << 18
-"""Tokens × sequences × channels × states of what is computed at once: 1 MiB for each tensor of that shape."""
+"""How many tokens × sequences × channels × states are computed at once: 1 MiB for each tensor of that shape."""
 
 _BY_TOKEN = ("x", "dt", "z")
-"""Arguments whose gradients are no sums over tokens or channels."""
+"""Arguments whose gradients are not sums over tokens or channels."""
 
 
 def compute(delta_softplus: bool, *tensors: Any) -> tuple[Tensor, Tensor]:
     """`fuseplug_selective_scan.reference.selective_scan` in chunks: the same arguments, result and errors.
 
-    It is computed in float32, under autocast too. For ``torch.compile``, ``torch.export`` and other tracers it *is* the
-    reference.
+    It computes in float32, even under autocast. Under ``torch.compile``, ``torch.export`` and other tracers, it calls
+    the reference.
     """
     if not plain_floating(*tensors):
         return by_reference(reference.compute, delta_softplus, *tensors)
@@ -56,7 +56,7 @@ selective_scan = computed_by(compute, reference.selective_scan)
 
 @dataclass(frozen=True)
 class _Part:
-    """What is computed at once: some sequences and channels of one chunk."""
+    """Some sequences and channels of one chunk, which are computed at once."""
 
     sequences: slice
     channels: slice
@@ -64,19 +64,19 @@ class _Part:
     chunk: int
 
     def of(self, inputs: Inputs) -> Inputs:
-        """This part of the arguments."""
+        """The slices of the arguments that belong to this part."""
         parts: Any = {name: None if x is None else x[self.where(name)] for name, x in inputs._asdict().items()}
         return Inputs(**parts)
 
     def where(self, name: str) -> tuple[slice, ...]:
-        """Where this part is in the argument *name*, and in its gradient."""
+        """The indices of this part in the argument *name*, and in the gradient of that argument."""
         if name in ("A", "D", "delta_bias"):
             return (self.channels,)
         return (self.sequences, slice(None) if name in ("B", "C") else self.channels, self.tokens)
 
 
 def _parts(x: Tensor, states: int) -> Iterator[list[_Part]]:
-    """For some sequences and channels after the others, the parts of all chunks."""
+    """For each group of sequences and channels, the parts of all chunks."""
     batch, channels, tokens = x.shape
     rows = max(1, _AT_ONCE // (min(tokens, _TOKENS) * states))
     chunks = [*enumerate(_slices(tokens, _TOKENS))]
@@ -121,7 +121,7 @@ def _backward(
     *arguments, initial_state = tensors
     inputs = Inputs(*arguments)
     wanted = [name for name, need in zip(Inputs._fields, needs, strict=False) if need]
-    # Sums are added up in the dtype of the computation.
+    # Gradients that are sums accumulate in the dtype of the computation.
     gradients = {
         name: torch.empty_like(x) if name in _BY_TOKEN else torch.zeros_like(x, dtype=before.dtype)
         for name, x in inputs._asdict().items()
@@ -143,12 +143,12 @@ def _backward(
 
 
 def _step(delta_softplus: bool, dtype: torch.dtype, inputs: Inputs, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """One token: the formula, in as few passes over the state as it can do with."""
+    """The formula for one token, in as few passes over the state as possible."""
     x, dt, B, C = (tensor.to(dtype) for tensor in (inputs.x, inputs.dt, inputs.B, inputs.C))
     dt = dt if inputs.delta_bias is None else dt + inputs.delta_bias.unsqueeze(-1)
     dt = functional.softplus(dt) if delta_softplus else dt
     states = (dt * inputs.A).exp_().mul_(0 if state is None else state).addcmul_(dt * x, B.mT)
-    # torch is three times slower with one column on the right.
+    # torch.bmm is three times slower if its right operand has a single column.
     y = torch.bmm(C.mT, states.mT).mT
     y = y if inputs.D is None else y.addcmul_(x, inputs.D.to(dtype).unsqueeze(-1))
     y = y if inputs.z is None else y.mul_(functional.silu(inputs.z.to(dtype)))

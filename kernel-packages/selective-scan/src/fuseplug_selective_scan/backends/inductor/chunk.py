@@ -1,4 +1,4 @@
-"""Some tokens of the selective scan, forward and backward."""
+"""The selective scan of one chunk of tokens, forward and backward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 class Inputs(NamedTuple):
-    """The tensors among the arguments, or parts of them, as the reference takes them."""
+    """The tensor arguments, or parts of them, in the shapes that the reference takes."""
 
     x: Tensor
     dt: Tensor
@@ -23,14 +23,14 @@ class Inputs(NamedTuple):
 
 
 class Chunk:
-    """A chunk of tokens: what forward and backward both compute of it.
+    """A chunk of tokens, with the values that both forward and backward need.
 
     Tensors are ``(tokens, batch, channels)`` or ``(tokens, batch, states, channels)``, in the dtype of the state.
 
     Args:
-        delta_softplus: Whether a step is a softplus.
-        inputs: The arguments for its tokens.
-        state: ``(batch, states, channels)`` before it, in the dtype in which everything is computed.
+        delta_softplus: Whether each step goes through a softplus.
+        inputs: The arguments for the tokens of the chunk.
+        state: The state before the chunk, ``(batch, states, channels)``, in the dtype of the computation.
     """
 
     def __init__(self, delta_softplus: bool, inputs: Inputs, state: Tensor) -> None:
@@ -51,11 +51,11 @@ class Chunk:
             state = now.addcmul_(decay, state)
 
     def _by_token(self, tensor: Tensor) -> Tensor:
-        """*tensor*, ``(batch, channels, tokens)``, as everything lies here; perhaps a view."""
+        """*tensor*, ``(batch, channels, tokens)``, as ``(tokens, batch, channels)``; it may be a view."""
         return tensor.permute(2, 0, 1).to(self.dtype).contiguous()
 
     def _read(self) -> Tensor:
-        """What the gate multiplies: ``h C + D x``."""
+        """The result before the gate: ``h C + D x``."""
         y = _over_states(self.C, self.states)
         return y if self.D is None else y.addcmul_(self.x, self.D)
 
@@ -64,11 +64,11 @@ class Chunk:
         return self._read() if self.z is None else self._read().mul_(functional.silu(self.z))
 
     def gradients(self, of_result: Tensor, of_state: Tensor) -> dict[str, Tensor]:
-        """The gradients of the inputs by name, in their shapes; and ``state``, that of the state before.
+        """The gradients of the inputs by name, in the inputs' shapes; ``state`` is the gradient of the state before.
 
         Args:
-            of_result: ``(batch, channels, tokens)``.
-            of_state: ``(batch, states, channels)``, of the state after the chunk.
+            of_result: The gradient of the result, ``(batch, channels, tokens)``.
+            of_state: The gradient of the state after the chunk, ``(batch, states, channels)``.
         """
         gradients = {}
         of_y = self._by_token(of_result)
@@ -86,7 +86,7 @@ class Chunk:
         if self.D is not None:
             gradients["x"].addcmul_(of_y, self.D)
         gradients["state"] = of_states[0] * self.decays[0]
-        # Of dt A, the logarithms of the decays.
+        # The gradient of dt A, the logarithms of the decays.
         of_logarithms = of_states.mul_(self.decays)
         of_logarithms[0] *= self.before
         of_logarithms[1:] *= self.states[:-1]
@@ -100,7 +100,7 @@ class Chunk:
         }
 
     def _of_states(self, of_y: Tensor, of_state: Tensor) -> Tensor:
-        """The gradients of the states after each token, by all that comes later."""
+        """The gradient of the state after each token, from the token's own result and from everything later."""
         gradients = self.C.unsqueeze(3) * of_y.unsqueeze(2)
         gradients[-1] += of_state
         by_token, decays = gradients.unbind(), self.decays.unbind()
@@ -110,5 +110,5 @@ class Chunk:
 
 
 def _over_states(weights: Tensor, states: Tensor) -> Tensor:
-    """The sum over the states of each channel, each with its weight, ``(tokens, batch, states)``."""
+    """The sum over the states of each channel, weighted by *weights*, ``(tokens, batch, states)``."""
     return torch.matmul(weights.unsqueeze(2), states).squeeze(2)

@@ -1,4 +1,4 @@
-"""What is between the projections of a gated MLP as Triton compiles it: one launch forward, one backward."""
+"""The gating between the projections of an MLP, by Triton: one launch forward, one backward."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .launches import gated, gated_backward
 def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     """`fuseplug_swiglu.reference.swiglu`, fused: the same arguments, result and errors.
 
-    The result is the reference's up to rounding, computed in float32 and rounded once, and is contiguous. Nothing is
-    kept for the backward but *gate* and *up*. Other dtypes, what tracers and functorch want to see, and what autocast
-    would widen are the reference.
+    The result is the reference's up to rounding, computed in float32 and rounded once, and is contiguous. Only *gate*
+    and *up* are kept for the backward. The reference computes other dtypes, calls that tracers and functorch need to
+    see, and activations that autocast would widen.
     """
     written = ACTIVATIONS[gating.activation].formula in FORMULAS
     if gating.is_cast(gate) or not written or not _serves(gate, up):
         return by_reference(reference.compute, gating, gate, up)
     if gating.variant.sparse:
-        # The quantile is one number, so the host's: on the device it would be waited for.
+        # The host computes the quantile, which is one number: it would have to wait for the device.
         gating, gate, up = reference.sparsified(gating, gate, up, device="cpu")
     y: Tensor = _fused(gating, gate, up)
     return y

@@ -1,7 +1,7 @@
 """The launches, forward and backward, as operations of torch.
 
 Each is one pass: the forward reads gate and up and writes the product; the backward reads these and the gradient of the
-product, and writes one gradient for each tensor, so one where gate and up are one.
+product, and writes one gradient for each tensor, so only one if gate and up are one tensor.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from . import programs
 _TILE = 1024
 """Elements of the gate for each program: 8 for each thread, one load of 16 bytes of a half type.
 
-What is on its way from memory then suffices: with 16 programs, of 32 registers a thread, a multiprocessor of an H100
-asks for 64 KiB of gate and up at once, where 3.35 TB/s and a latency of 700 ns come to 18. And rows of the widths that
-models have are cut evenly: 3072, 11008 and 14336 are 3, 10.75 and 14 tiles.
+This keeps enough data on its way from memory: with 16 programs, of 32 registers a thread, a multiprocessor of an H100
+asks for 64 KiB of gate and up at once, while 3.35 TB/s at a latency of 700 ns need 18 KiB. It also cuts the widths that
+models have evenly: 3072, 11008 and 14336 are 3, 10.75 and 14 tiles.
 """
 
 _ELEMENTS_OF_A_WARP = 256
@@ -90,7 +90,7 @@ def gated_backward(
     scale: float | None,
     beta: float,
 ) -> None:
-    """The gradients of *gate* and *up* that are wanted, for *dy*, that of what `gated` gave for them."""
+    """The wanted gradients of *gate* and *up*, from *dy*, the gradient of the result of `gated`."""
     if not dy.numel():
         return
     width = dy.shape[-1]
@@ -108,7 +108,7 @@ def gated_backward(
 
 @functools.lru_cache(maxsize=1024)
 def _constants(width: int, activation: str, variant: str, layout: str) -> tuple[int, int, tuple[Any, ...]]:
-    """Into how many tiles a row is cut, the warps of a program, and what is compiled in."""
+    """The number of tiles of a row, the warps of a program, and the constants that are compiled in."""
     row = VARIANTS[variant]
     block = min(_TILE, 1 << (width - 1).bit_length())
     warps = max(1, block // _ELEMENTS_OF_A_WARP)
@@ -116,7 +116,7 @@ def _constants(width: int, activation: str, variant: str, layout: str) -> tuple[
 
 
 def _numbers(activation: str, limit: float | None, scale: float | None, beta: float) -> tuple[float, float, float]:
-    """Each always a float: Triton would compile once more for an integer."""
+    """Limit, scale and steepness, always as floats: Triton would compile once more for an integer."""
     return (
         math.inf if limit is None else float(limit),
         1.0 if scale is None else float(scale),
@@ -133,7 +133,7 @@ def _inputs(gate: Tensor, up: Tensor | None, width: int) -> tuple[Tensor, Tensor
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int]:
-    """*x* and the stride of its rows: a copy of *x* where they have no single one, or their elements are apart."""
+    """*x* and the stride of its rows; a copy of *x* if the rows have no single stride or have gaps in them."""
     if x.is_contiguous():
         return x, x.shape[-1]
     x = x.reshape(-1, x.shape[-1])

@@ -1,16 +1,16 @@
 """The programs on the GPU: each gates one tile of one row, in float32, forward or backward.
 
-Of an element of the gate and one of up, clamped or offset where the variant says so, with ``a`` the activated gate and
-``f`` the factor that up gives:
+For each element of the gate and of up, clamped or offset if the variant says so, ``a`` is the activated gate and ``f``
+the factor that up gives:
 
     a = activation(scale · gate)
     y = a · f
     dgate = dy · f · a′,  dup = dy · a
 
-where a′ is the derivative of ``a`` by the gate, recomputed. Rows of results are adjacent.
+Here a′ is the derivative of ``a`` with respect to the gate, recomputed. Rows of results are adjacent.
 """
 
-# ruff: noqa: RET505 - what follows a return is compiled as well, unless it is in a branch
+# ruff: noqa: RET505 - Triton also compiles the code after a return, unless that code is in a branch
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def backward(
     factor, up_slope = clamped_up(u, limit, CLAMP)
     if OFFSET:
         factor += 1.0
-    # A slope of zero lets nothing through, though infinity came from above: as with torch's relu and clamp.
+    # As with torch's relu and clamp, a slope of zero lets nothing through, not even an infinite gradient.
     of_gate = tl.where(slope == 0.0, 0.0, grad * factor * slope)
     of_up = tl.where(up_slope == 0.0, 0.0, grad * activated)
     _write(dgate, dup, of_gate, of_up, row, first, width, LAYOUT, BLOCK)
@@ -90,7 +90,7 @@ def backward(
 def _place(width, BLOCK: tl.constexpr):
     """The row of this program, and the first column of its tile."""
     tiles = tl.cdiv(width, BLOCK)
-    # One row times its stride may exceed 2³¹ elements.
+    # In 64 bits: the index of a row times the stride may exceed 2³¹ elements.
     return (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles * BLOCK
 
 
@@ -99,7 +99,8 @@ def _read(gate, up, row, first, width, gate_stride, up_stride, LAYOUT: tl.conste
     """Gate and up of a tile, in float32."""
     gate += row * gate_stride
     if LAYOUT == "interleaved":
-        # Both at once, in adjacent memory, and parted in registers: by twos the loads would be of two bytes each.
+        # Load both at once from adjacent memory, and separate them in registers. With a stride of two, each load would
+        # be of two bytes.
         at = 2 * first + tl.arange(0, 2 * BLOCK)
         both = tl.load(gate + at, mask=at < 2 * width).to(tl.float32)
         return tl.split(tl.reshape(both, (BLOCK, 2)))
@@ -118,7 +119,7 @@ def _read(gate, up, row, first, width, gate_stride, up_stride, LAYOUT: tl.conste
 
 @triton.jit
 def _write(dgate, dup, of_gate, of_up, row, first, width, LAYOUT: tl.constexpr, BLOCK: tl.constexpr):
-    """Gradients of a tile, where gate and up were read from if that was one tensor; what is ``None`` is not wanted."""
+    """Write the gradients of a tile, into one tensor if gate and up are one; a gradient that is None is not wanted."""
     if LAYOUT == "interleaved":
         at = 2 * first + tl.arange(0, 2 * BLOCK)
         tl.store(dgate + 2 * row * width + at, tl.interleave(of_gate, of_up), mask=at < 2 * width)
