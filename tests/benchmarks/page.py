@@ -169,7 +169,7 @@ def main() -> None:
 def page() -> str:
     """The text of docs/performance.md, from the files of results that exist."""
     there = [section for section in SECTIONS if (RESULTS / f"{section.file}.json").exists()]
-    parts = [HEAD, _losses(there), *map(_section, there), WITHOUT_AVX512, MORE, OWN]
+    parts = [HEAD, _at_a_glance(there), _losses(there), *map(_section, there), WITHOUT_AVX512, MORE, OWN]
     return "\n".join(parts)
 
 
@@ -204,6 +204,31 @@ def _section(section: Section) -> str:
             lines += ["", f"**{title}**: {', '.join(map(_cell, rows[0].values()))}"]
         else:
             lines += ["", f"**{title}**", "", *(_pivoted(rows) if "contender" in rows[0] else _plain(rows))]
+    return "\n".join([*lines, ""])
+
+
+def _at_a_glance(sections: Iterable[Section]) -> str:
+    """The largest size of each table about training in bfloat16: a line with the ratios, and the peaks of memory."""
+    text = (
+        "The last size of each table below, forward and backward in bfloat16. Small sizes gain less. *Others* is the "
+        "fastest of what else was measured in the table."
+    )
+    lines = ["## At a glance", "", text, "", "| | at | fuseplug | others | peak, MB |", "|---|---|---|---|---|"]
+    for title, rows in (table for section in sections for table in _read(section)[1]):
+        ratio, subject = _ratio_column(rows), title.partition(", bfloat16")[0]
+        trained = [row for row in rows if row.get("work", "train") == "train"]
+        if not ratio or subject == title or not ("backward" in title or "work" in rows[0]):
+            continue
+        size = _keys(trained[-1])
+        by_contender = {row["contender"]: row for row in trained if _keys(row) == size}
+        fused = by_contender.pop(FUSED)
+        usual = next(row for row in by_contender.values() if row[ratio] == 1.0)
+        others = [row for name, row in by_contender.items() if row is not usual and name != "eager again"]
+        best = max(others, key=lambda row: float(row[ratio]), default=None)
+        beside = "" if best is None else f"× {best[ratio]:.2f} ({best['contender']})"
+        peaks = f"{_number(fused[PEAK])}, {usual['contender']} {_number(usual[PEAK])}" if PEAK in fused else ""
+        at = ", ".join(f"{key} {value}" for key, value in size.items() if key != "work")
+        lines.append(f"| {subject} | {at} | × {fused[ratio]:.2f} | {beside} | {peaks} |")
     return "\n".join([*lines, ""])
 
 
