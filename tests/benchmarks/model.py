@@ -64,8 +64,8 @@ TOKENS, VERSUS = (16, 128, 512, 2048), ("again", "compile")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5, help="turns at the least")
-    parser.add_argument("--seconds", type=float, default=6, help="for which turns go on in each cell")
+    parser.add_argument("--repeats", type=int, default=5, help="minimum number of turns")
+    parser.add_argument("--seconds", type=float, default=6, help="seconds of turns for each cell")
     parser.add_argument("--only", default="", help="a part of the name of the models to measure")
     parser.add_argument(
         "--dtype", choices=BOTH, action="append", help="by default those of the model that the CPU computes in"

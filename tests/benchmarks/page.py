@@ -37,8 +37,8 @@ HEAD = """\
 # Performance
 
 This page shows what Fuseplug gains on a CPU, and where it loses, for users who want to know what to expect. `nox -s
-bench-models` measures whole models again, `nox -s bench` all else, and both write the page. [Another
-page](cuda.md#results) has those of a GPU. There are no speeds of [NPUs](ascend.md).
+bench-models` measures whole models again, `nox -s bench` measures everything else, and both write the page. [Results on
+a GPU](cuda.md#results) are on another page. There are no speeds of [NPUs](ascend.md).
 
 **Method.** In each table the contenders take turns, so that a busy moment of the machine meets all of them. Results
 are checked before anything is timed. A number like × 1.34 says how many times as fast as the eager model a contender

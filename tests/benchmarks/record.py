@@ -23,7 +23,7 @@ def must_have_kept(folder: Path | str) -> None:
     """Exit if *folder* has no kept checks, so that no time is published as measured with kept checks by mistake."""
     if not any(Path(folder).rglob("*.json")):
         raise SystemExit(
-            f"nothing was kept in {folder}: of editable installations nothing is; install the distributions (pip "
+            f"no check was kept in {folder}, as for editable installations; install the distributions (pip "
             "install ./core/verify ./core ./core/tools ./kernel-packages/*) and measure again"
         )
 

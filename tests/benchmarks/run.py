@@ -50,7 +50,7 @@ FIRST = "fuseplug run, nothing kept or compiled"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=11)
-    parser.add_argument("--first", type=int, default=3, help="how often the first run of all is measured")
+    parser.add_argument("--first", type=int, default=3, help="how many times to measure the very first run")
     options = parser.parse_args()
     tests = str(Path(__file__).parents[1])
     with tempfile.TemporaryDirectory() as directory:

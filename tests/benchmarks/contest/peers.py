@@ -46,7 +46,7 @@ def searching(eager: Make, where: Callable[[Sequence[Tensor]], bool]) -> Contend
 
     def make(arguments: Sequence[Tensor]) -> Function:
         if arguments[0].is_cuda and not where(arguments):
-            raise LeftOut("looked for at one or two shapes only, to save time")
+            raise LeftOut("searched at one or two shapes only, to save time")
         return _compiled(eager, "max-autotune-no-cudagraphs")(arguments)
 
     return Contender(f"{COMPILED}, max-autotune", make)

@@ -46,11 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure the kernels on this CPU against their peers.")
     usual = [file for file in CONTESTS if file not in ON_REQUEST]
-    parser.add_argument("--only", nargs="+", choices=CONTESTS, default=usual, help="these alone")
+    parser.add_argument("--only", nargs="+", choices=CONTESTS, default=usual, help="measure only these")
     parser.add_argument("--dtype", choices=BOTH_DTYPES, action="append", help="by default what the CPU computes in")
     parser.add_argument("--long", action="store_true", help="shapes that take minutes as well")
-    parser.add_argument("--repeats", type=int, default=20, help="turns at the most")
-    parser.add_argument("--seconds", type=float, default=2.0, help="for so long turns go on in each cell")
+    parser.add_argument("--repeats", type=int, default=20, help="maximum number of turns")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of turns for each cell")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes, and nothing written: checks the benchmark")
     return parser.parse_args(arguments)
 

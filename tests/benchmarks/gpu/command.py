@@ -68,8 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure the kernels on this GPU against their peers.")
-    parser.add_argument("--minutes", type=float, default=8.0, help="when to begin nothing more (default: 8)")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="these parts alone")
+    parser.add_argument("--minutes", type=float, default=8.0, help="when to start no new measurement (default: 8)")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="measure only these parts")
     parser.add_argument("--quick", action="store_true", help="two shapes of each op, and no backward alone")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shapes", choices=("full", "tiny"), default="full", help="tiny: for --device cpu")

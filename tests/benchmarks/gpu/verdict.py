@@ -12,7 +12,7 @@ from ..contest.problems import EAGER, LIGER, OURS
 from ..contest.race import Out, Result
 from .ceilings import Ceilings
 
-TITLE = f"{OURS} against its peers; × is how many times longer they take, share that of what the device reached"
+TITLE = f"{OURS} against its peers; × is a peer's time over ours, share the part of the ceiling that ours reaches"
 
 
 def verdicts(timed: Sequence[Result], ceilings: Ceilings | None, title: str = TITLE) -> Table:

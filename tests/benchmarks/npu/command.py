@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     dry, dtype = options.dry_run, torch.float32 if options.dry_run else torch.bfloat16
     kind = Kind(torch.device("npu", npu.current_device()), dtype)
     checks, wrong = check(options.only, quick=options.quick or dry, numbers_only=dry)
-    timed, out = [], [Out(op, EVERY_SHAPE, OURS, "it is wrong, as above", fault=True) for op in wrong]
+    timed, out = [], [Out(op, EVERY_SHAPE, OURS, "wrong: see the table above", fault=True) for op in wrong]
     for results, others in races([op for op in options.only if op not in wrong], kind, options):
         timed += results
         out += others
