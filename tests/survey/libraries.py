@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", help="all, unless some are named")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--keep", action="store_true", help="keep what was recorded before")
-    parser.add_argument("--to", type=Path, default=PAGE, help="where the page is written, and what it is made of")
+    parser.add_argument("--to", type=Path, default=PAGE, help="path of the page; its data is written beside it")
     given = parser.parse_args()
     KEPT.mkdir(parents=True, exist_ok=True)
     tasks = given.tasks or [*files(), *models()]

@@ -182,7 +182,7 @@ def with_labels(model: nn.Module) -> Inputs:
                 heard.append("it gives no loss")
             except Exception as error:
                 heard.append(said(error))
-    raise RuntimeError(" | ".join(dict.fromkeys(heard)) or "nothing that it may be called with is known")
+    raise RuntimeError(" | ".join(dict.fromkeys(heard)) or "no inputs are known for it")
 
 
 def tensors(value: Any, name: str = "output") -> Iterator[tuple[str, Tensor]]:

@@ -62,12 +62,12 @@ CLASS = "class "
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_types", nargs="*", help="all, unless some are named")
-    parser.add_argument("--kernels", choices=KERNEL_KINDS, default=COMPILED, help="whose")
+    parser.add_argument("--kernels", choices=KERNEL_KINDS, default=COMPILED, help="whose kernels to survey")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--fresh", action="store_true", help="forget what was recorded")
     parser.add_argument("--keep", action="store_true", help="keep what was recorded with other code")
-    parser.add_argument("--publish", action="store_true", help="the records of the model types that are named")
-    parser.add_argument("--plan-only", action="store_true", help="run no kernel, and print which answers are others")
+    parser.add_argument("--publish", action="store_true", help="publish the records of the named model types")
+    parser.add_argument("--plan-only", action="store_true", help="run no kernel, and print the answers that differ")
     options = parser.parse_args()
     release = transformers.__version__
     kept = Kept(KEPT / release / ("plans" if options.plan_only else options.kernels), any_code=options.keep)

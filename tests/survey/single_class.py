@@ -144,16 +144,14 @@ def instance(each: Class) -> nn.Module:
     """
     cls = _find(each)
     if not issubclass(cls, nn.Module):
-        raise TypeError(f"it is a {type(cls).__name__} and no module, as far as what is installed tells")
+        raise TypeError(f"with the packages installed here, it is a {type(cls).__name__}, not a module")
     if each.op == "rope":
         # Its functions belong to its class, so it does not matter how the instance was constructed.
         return _constructed(cls, each.folder) or _unconstructed(cls)
     torch.manual_seed(0)
     module = _constructed(cls, each.folder)
     if module is None:
-        raise TypeError(
-            f"no config of {each.folder} is one that {each.name} can be made from: {_why(cls, each.folder)}"
-        )
+        raise TypeError(f"{each.name} cannot be made from any config of {each.folder}: {_why(cls, each.folder)}")
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.dim() > 1:
@@ -179,7 +177,7 @@ class Called(nn.Module):
         Raises:
             RuntimeError: If there are none; the message has the error of the last try.
         """
-        why = "its forward takes what is not known"
+        why = "no inputs are known for its forward"
         for given in _inputs(self.module):
             self._hold(given)
             try:

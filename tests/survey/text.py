@@ -45,7 +45,7 @@ def with_places(submodule: Submodule, given: Mapping[str, Any]) -> dict[str, Any
     """
     kind, vectors_of = next(_features(submodule, given), (None, None))
     if kind is None:
-        raise LookupError("nothing in the model gives the vectors of pictures or sounds alone")
+        raise LookupError("no method of the model returns only the vectors of pictures or sounds")
     asked = inspect.signature(vectors_of).parameters
     with torch.no_grad():
         found = vectors_of(**{name: value for name, value in given.items() if name in asked})

@@ -80,7 +80,7 @@ class Checker:
             return Rejection(why, kind="error")
         if place.device is None and self._rules.exact:
             return Rejection(
-                f'whether it rounds like the original can only be found out on {place.device_type}: plan with '
+                f"whether it rounds like the original can only be found out on {place.device_type}: plan with "
                 'rounding="exact" once the model is there',
                 kind="unavailable",
             )
