@@ -73,7 +73,7 @@ FUNCTIONS = {
     "not_the_same_twice": ("determinism", r"not the same each time: output\[0\] differs"),
     "shared_workspace": ("threads", "not what one thread gets"),
     "first_thread_only": ("threads", "raises RuntimeError: no context in this thread"),
-    "draws_random_numbers": ("process-state", "draws random numbers otherwise"),
+    "draws_random_numbers": ("process-state", "does not draw the same random numbers"),
     "changes_the_default_dtype": ("process-state", "the default dtype was torch.float32 and is torch.float64"),
     "flushes_denormals": ("process-state", "whether torch flushes denormal numbers was False and is True"),
     "raises_the_recompile_limit": ("process-state", r"torch._dynamo.config.recompile_limit was \d+ and is 99"),

@@ -43,7 +43,7 @@ WRONG = {
     "wrong_gradient": r"gradient of args\[0\] is off",
     "wrong_weight_gradient": "gradient of weight is off",
     "detached_weight": "gradient of weight is None",
-    "writes_weight": "weight afterwards.*written into",
+    "writes_weight": "weight afterwards.*the original writes",
     "too_many": r"gives output\[1\], which the original does not",
     "not_a_tensor": r"gives no output\[0\]",
     "overflows": "off by inf",

@@ -202,7 +202,7 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("text", "said"),
         [
-            ("{", "is not a valid JSON file.\nMend it"),
+            ("{", "is not a valid JSON file.\nCorrect it"),
             ("{}", "Should have a `model_type` key"),
             ('{"model_type": "of-tomorrow"}', "pip install --upgrade transformers"),
             ('{"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}', "add --trust-remote-code"),

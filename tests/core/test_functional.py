@@ -33,7 +33,7 @@ def test_the_function_is_the_reference_with_the_kernel_in_it():
 
 
 def test_a_reference_that_takes_no_compute_is_refused_when_the_function_is_made():
-    with pytest.raises(TypeError, match=r"test_functional\.half takes no compute: give it a keyword parameter"):
+    with pytest.raises(TypeError, match=r"test_functional\.half takes no argument compute: add this keyword parameter"):
         computed_by(fused, half)
 
 

@@ -62,7 +62,7 @@ def test_outside_the_scope_the_original_runs(model):
     assert type(model.head(X)) is torch.Tensor
     (calls,) = applied.calls()
     assert (calls.fused, calls.original) == (0, 2)
-    assert "outside the calls" in applied.try_(X).not_reached[0].reasons[0]
+    assert "outside the kernel's scope" in applied.try_(X).not_reached[0].reasons[0]
 
 
 @pytest.mark.parametrize(

@@ -417,9 +417,12 @@ def test_fake_tensors_have_the_shapes_and_dtypes_of_the_reference(fake_backend, 
 LOSS_ONLY = [
     ({"reduction": "max"}, "reduction is 'max'; expected 'mean', 'sum' or 'none'"),
     ({"label_smoothing": 1.5}, "label_smoothing is 1.5; expected a number from 0 to 1"),
-    ({"label_smoothing": None}, "reduction is 'mean'; expected 'none', where label_smoothing is None"),
+    ({"label_smoothing": None}, "label_smoothing=None needs reduction='none'; reduction is 'mean'"),
     ({"statistics": ("variance",)}, "unknown statistic 'variance'; known: entropy, logsumexp, mean_logits"),
-    ({"statistics": ("entropy",), "label_smoothing": 0.1}, "label_smoothing is 0.1; expected 0.0, where there are"),
+    (
+        {"statistics": ("entropy",), "label_smoothing": 0.1},
+        "statistics need label_smoothing=0.0; label_smoothing is 0.1",
+    ),
 ]
 BOTH = [
     ({"steps": (Step("tan", 1.0),)}, "unknown step 'tan'; known: float, mul, div, tanh"),

@@ -161,7 +161,7 @@ def test_shapes_that_disagree_are_named(manager):
 def test_a_number_of_experts_that_is_not_held_is_named(manager):
     module = stacked_experts.StackedExperts(4, 12, 7)
     module.num_experts = 8
-    assert "says num_experts=8 and gate_up_proj holds 4 experts" in why_not(manager, module)
+    assert "says num_experts=8, but gate_up_proj holds 4 experts" in why_not(manager, module)
 
 
 def test_experts_that_are_shared_out_over_ranks_are_fused_with_those_of_this_rank(manager):
@@ -539,5 +539,5 @@ def test_what_is_computed_without_gradients_must_be_the_same(manager, training):
 
 def test_a_router_that_tells_no_rows_apart_is_an_error_and_not_a_wait():
     small = SmallCopies({}, torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError, match="routes hardly any row"):
+    with pytest.raises(ValueError, match="gives hardly any random row"):
         rows.decided(small, torch.nn.Linear(1, 8, bias=False), 2, 16, torch.float32)

@@ -250,7 +250,7 @@ def test_a_norm_around_a_norm_says_which_one_is_fused():
 
     said = match(site(GatedNorm()))
     assert isinstance(said, Rejection)
-    assert "its norm, which does that" in said.reason
+    assert "its norm is fused as a site of its own" in said.reason
     assert said.kind == "unlike"
 
 

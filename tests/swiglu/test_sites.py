@@ -456,8 +456,8 @@ class Mixed(Separate):
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        (GateAlone(), "it is given gate and up"),
-        (Mixed(), "its forward multiplies matrices by itself, and names no activation"),
+        (GateAlone(), "it is called with gate and up"),
+        (Mixed(), "its forward multiplies matrices itself, and names no known activation"),
         (WithLayered(), "fc1 and fc2, hold several matrices each"),
         (TakesTwo(nn.SiLU()), "its forward takes 2 tensors"),
         (WithMore(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), "it also calls more, a Sequential"),

@@ -291,7 +291,7 @@ class TestCompare:
             ),
             ({"tokens": (1,)}, r"tokens are \[1\]; expected numbers from 2 on"),
             ({"repeats": 1}, "repeats is 1; expected at least 2"),
-            ({"device": "npu"}, "--device npu: there is none here"),
+            ({"device": "npu"}, "--device npu: this machine has none"),
             ({"device": "cuba"}, "device='cuba' is unknown: .*did you mean 'cuda'"),
             ({"versus": ("liger",), "device": "cpu"}, "--vs liger"),
         ],

@@ -321,7 +321,7 @@ class TestWhatIsTimed:
         (entry,) = report.fused
         assert entry.figures == ()
         (note,) = report.notes
-        assert "it serves some calls of the whole model only" in note
+        assert "it serves some calls of the whole model" in note
 
     def test_one_below_the_site_that_is_asked(self):
         class Above(NormKernel):

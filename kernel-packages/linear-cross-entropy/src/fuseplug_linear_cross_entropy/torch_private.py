@@ -45,14 +45,14 @@ disable_current_modes = _disable_current_modes
 
 @contextlib.contextmanager
 def function_modes_off() -> Iterator[list[Any]]:
-    """Turn off the modes that see functions, and yield these modes.
+    """Run the body without the modes that see functions, and yield the modes that are active outside.
 
-    The modes are taken off the stack. torch's own switch, `torch._C.DisableTorchFunction`, sets a flag that Dynamo
+    The modes are taken off their stack. Torch's own switch, `torch._C.DisableTorchFunction`, sets a flag that Dynamo
     guards on: a kernel compiled inside would be compiled again at run time.
     """
     with contextlib.ExitStack() as stack:
         modes = []
-        while has_torch_function((None,)):  # true for None only while a mode is entered
+        while has_torch_function((None,)):  # true of None only while a mode is active
             modes.append(stack.enter_context(_pop_mode_temporarily()))
         yield modes
 
@@ -82,7 +82,7 @@ def without_memory(cls: type[Tensor], layout: Tensor) -> Tensor:
 
 
 def storage_id(tensor: Tensor) -> int:
-    """A number that all tensors on one storage share. It works on meta, too, where every ``data_ptr()`` is 0."""
+    """A number that the tensors on one storage share, even on meta, where every ``data_ptr()`` is 0."""
     number: int = tensor.untyped_storage()._cdata
     return number
 

@@ -103,7 +103,7 @@ def onednn_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def traced_away(function: Callable[P, R]) -> Callable[P, R]:
-    """Have Dynamo call *function* while it traces, and treat the result as a constant.
+    """Make Dynamo call *function* while it traces, and treat the result as a constant.
 
     `torch.compiler.assume_constant_result` does the same, but imports Dynamo.
     """

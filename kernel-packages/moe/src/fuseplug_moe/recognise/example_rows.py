@@ -62,9 +62,7 @@ def decided(
         if sum(map(len, clear)) >= count:
             break
     else:
-        raise ValueError(
-            f"a router of shape {list(weight.shape)} gives hardly any random row a clear choice of experts"
-        )
+        raise ValueError(f"a router of shape {list(weight.shape)} gives hardly any random row a clear choice")
     return torch.cat(clear)[: count // 2 * 2].view(2, -1, weight.shape[1])
 
 

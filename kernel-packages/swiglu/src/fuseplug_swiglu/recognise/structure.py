@@ -111,9 +111,7 @@ def _without_linears(module: nn.Module) -> Rejection | None:
     several = {name: widths for name, child in module._modules.items() if child and (widths := _several(child))}
     if len(several) < 2 or not _roles(several, {}):
         return None
-    return Rejection(
-        f"its projections, {' and '.join(several)}, hold several matrices each; only linear layers are supported"
-    )
+    return Rejection(f"its projections, {' and '.join(several)}, hold several matrices each; only linear layers fit")
 
 
 def _several(child: nn.Module) -> tuple[int, int] | None:

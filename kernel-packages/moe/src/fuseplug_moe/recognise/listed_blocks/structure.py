@@ -77,9 +77,7 @@ def _calling_its_own(experts: nn.ModuleList | nn.ModuleDict) -> Rejection | None
     alike = sum(type(expert) is type(first) for expert in experts.children())
     if type(experts).forward.__module__.startswith("torch.") or alike < 2 or not 2 <= len(linears_of(first)) <= 3:
         return None
-    return Rejection(
-        "it is a list of experts that calls them itself; only a module with such a list among its children is supported"
-    )
+    return Rejection("it is a list of experts that calls them itself; a module that has such a list is supported")
 
 
 def _unfit(name: str, experts: Any, linears: dict[str, Any]) -> str:
