@@ -1,4 +1,4 @@
-"""Everything that is run on this repository: ``nox -l`` lists it. Environments come from PyPI by name, nothing else."""
+"""The sessions of this repository; ``nox -l`` lists them. They install packages from PyPI by name, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.2.9"
-nox.options.default_venv_backend = "virtualenv"  # the same installer everywhere, whatever else is on the machine
+nox.options.default_venv_backend = "virtualenv"  # the same installer on every machine, whatever is installed there
 nox.options.sessions = ["tests", "tests-npu", "wheels"]
 
 ROOT = Path(__file__).parent
@@ -20,20 +20,20 @@ LIBRARIES = (
     "core",
     "core/tools",
     "kernel-packages/backends",
-)  # in the order in which they need each other
+)  # in the order of their dependencies
 PACKAGES = sorted(path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("kernel-packages/*/pyproject.toml"))
 KERNELS = tuple(path for path in PACKAGES if path not in LIBRARIES)
 DISTRIBUTIONS = (*LIBRARIES, "tests/kit", "tests/host-npu", *KERNELS)
 EXAMPLES = tuple(sorted(ROOT.glob("docs/examples/*/pyproject.toml")))
 TRANSFORMERS = ("5.24.0", "4.57.6")
 OPS = ("rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy")
-OF_OPS = tuple(f"tests/{op}" for op in OPS)  # they ask the backend that tests/support/backends.py chooses
+OF_OPS = tuple(f"tests/{op}" for op in OPS)  # they test the backend that tests/support/backends.py chooses
 NPU_OPS = (*OPS, "gated_delta_rule", "ssd")
 OF_NPU_OPS = tuple(f"tests/{op}" for op in (*NPU_OPS, "recurrences"))
 OLDEST_TORCH = re.findall(r'"torch>=([\d.]+)"', (ROOT / "core" / "pyproject.toml").read_text())[0]
-TRANSFORMERS_OF_KERNELS = "5.22.2"  # the newest that accepts the `kernels` in constraints.txt
+TRANSFORMERS_OF_KERNELS = "5.22.2"  # the newest release that accepts the `kernels` in constraints.txt
 OTHER_TORCHES = (OLDEST_TORCH, "2.11", "2.15")
-WITHOUT_TRITON = (OLDEST_TORCH,)  # whose Triton is older than the kernels admit
+WITHOUT_TRITON = (OLDEST_TORCH,)  # its Triton is older than the kernels accept
 OLDER_TORCH_NPU = ("2.12.0", "2.9.0.post9")
 QUICK, THOROUGH = ("-m", "not thorough"), ("-m", "thorough")
 MODELS_ON_NPU = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/npu/test_*models.py"))
@@ -44,21 +44,21 @@ OLDER_STACKS = (
     "tests/run/test_training.py::test_a_script_trains_fused_and_unchanged",
 )
 NO_DEVICES = ("--ignore=tests/npu", "--ignore=tests/gpu", "--ignore=tests/kernelize")
-OF_CORE = ("importlib-metadata", "packaging", "pluggy", "typer")  # what core requires, beside torch
+OF_CORE = ("importlib-metadata", "packaging", "pluggy", "typer")  # the requirements of core, besides torch
 FOR_TESTS = ("pytest", "pytest-xdist[psutil]", "accelerate")
 FOR_TRITON = ("triton", "liger-kernel", "matplotlib")
-FOR_LINT = ("ruff", "mypy", "pytest")  # the plugin is typed against pytest
+FOR_LINT = ("ruff", "mypy", "pytest")  # the plug-in uses pytest's types
 FOR_SITE = ("sphinx", "myst-parser", "furo", "sphinx-copybutton")
 QUANTISERS = ("torchao", "bitsandbytes")
-FOR_LLAMA_FACTORY = ("omegaconf", "torchdata")  # what its new trainer imports, beside what is here anyhow
-FOR_MS_SWIFT = ("modelscope", "json_repair", "einops", "aiohttp", "pillow")  # the same of its SFT
+FOR_LLAMA_FACTORY = ("omegaconf", "torchdata")  # imports of its new trainer that are not here anyway
+FOR_MS_SWIFT = ("modelscope", "json_repair", "einops", "aiohttp", "pillow")  # likewise for its SFT
 OTHER_LIBRARIES = ("diffusers", "timm", "torchvision")
-FOR_SURVEY = ("pytest", "scipy")  # what some models import
-WORKERS = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadgroup")  # each holds a torch of its own
-SLOWEST = ("--durations", "15", "--durations-min", "5")  # where the next minute of a run is to be saved
+FOR_SURVEY = ("pytest", "scipy")  # some models import these
+WORKERS = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadgroup")  # each worker loads its own torch
+SLOWEST = ("--durations", "15", "--durations-min", "5")  # shows where to save the next minute of a run
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # the workers fill the cores
-NOTHING_KEPT = {"FUSEPLUG_CACHE": "off"}  # what another run has found out is not to be measured, nor published
-SITE = ("-q", "-E", "-W", "--keep-going", "-d", "build/doctrees")  # read anew: a warning is given when a page is read
+NOTHING_KEPT = {"FUSEPLUG_CACHE": "off"}  # no result of an earlier run is measured or published
+SITE = ("-q", "-E", "-W", "--keep-going", "-d", "build/doctrees")  # -E: pages give warnings only when they are read
 BENCHMARKS = ("startup", "planning", "cpu/run")
 
 
@@ -66,7 +66,8 @@ BENCHMARKS = ("startup", "planning", "cpu/run")
 def tests(session: nox.Session) -> None:
     """Run all that must pass without torch_npu: style, types, the tests for CPUs and of the Triton kernels, the site.
 
-    They share one environment, because to install it takes longer than some of them. Of each there is a session, too.
+    All of these share one environment, because installing it takes longer than some of them. Each also has a session of
+    its own.
     """
     triton = FOR_TRITON if sys.platform == "linux" else ("matplotlib",)
     install(session, *FOR_TESTS, "peft", *triton, *FOR_LINT, *FOR_SITE)
@@ -92,7 +93,7 @@ def tests_npu(session: nox.Session) -> None:
 
 @nox.session(name="tests-triton", default=False)
 def tests_triton(session: nox.Session) -> None:
-    """Run the tests of the Triton kernels: in Triton's interpreter, and compiled for a GPU that need not be here."""
+    """Run the tests of the Triton kernels: in Triton's interpreter, and compiled for a GPU, which need not be here."""
     on_triton(session, *QUICK)
 
 
@@ -106,7 +107,7 @@ def tests_gpu(session: nox.Session) -> None:
 @nox.session(default=False)
 @nox.parametrize("kernels", ("cpu", "npu", "triton"))
 def thorough(session: nox.Session, kernels: str) -> None:
-    """Put the same questions to more of a kind: specimens, models, dtypes, shapes."""
+    """Run the thorough tests: they check the same for more specimens, models, dtypes and shapes."""
     if kernels == "npu":
         on_npu(session, *THOROUGH, "tests/npu", *OF_NPU_OPS)
     elif kernels == "triton":
@@ -119,7 +120,7 @@ def thorough(session: nox.Session, kernels: str) -> None:
 @nox.session(default=False)
 @nox.parametrize("kernels", ("cpu", "npu"))
 def older(session: nox.Session, kernels: str) -> None:
-    """Run the tests that build or train models on the older transformers, whole ones in float32 alone."""
+    """Run the tests that build or train models on the older transformers, whole models in float32 only."""
     if kernels == "npu":
         on_npu(session, *MODELS_ON_NPU, transformers=TRANSFORMERS[1])
     else:
@@ -131,7 +132,7 @@ def older(session: nox.Session, kernels: str) -> None:
 @nox.parametrize("torch", OTHER_TORCHES)
 def tests_torch_releases(session: nox.Session, torch: str) -> None:
     """Run the tests of the core, the kit and the ops on another torch and its Triton. Downloads 3 GB each."""
-    # The interpreter of Triton 3.6 knows no newer numpy.
+    # The interpreter of Triton 3.6 does not know newer releases of numpy.
     more = () if torch in WITHOUT_TRITON else ("numpy<2.4", *FOR_TRITON)
     install(session, f"torch=={torch}.*", *more, *FOR_TESTS, "peft", free=("torch", "triton", "numpy"))
     test(
@@ -151,10 +152,10 @@ def tests_torch_releases(session: nox.Session, torch: str) -> None:
 
 @nox.session(default=False)
 def stacks(session: nox.Session) -> None:
-    """Train in what is put around models, also in trainers that nothing here requires."""
+    """Train with the libraries that people put around models, including trainers that nothing here requires."""
     others = ("peft", "trl", "lightning", "deepspeed", *QUANTISERS)
     install(session, *FOR_TESTS, *others, *FOR_LLAMA_FACTORY, *FOR_MS_SWIFT)
-    # Their metadata admit only older releases of transformers, PEFT and TRL.
+    # Their metadata allow only older releases of transformers, PEFT and TRL.
     session.install("-c", "constraints.txt", "--no-deps", "ms-swift", "llamafactory")
     test(session, "tests/stacks")
 
@@ -169,7 +170,7 @@ def tests_npu_releases(session: nox.Session, torch_npu: str) -> None:
 
 @nox.session(default=False)
 def kernelize(session: nox.Session) -> None:
-    """Put kernels on whole models by transformers' own use_kernels."""
+    """Test kernels that transformers' own use_kernels puts on whole models."""
     install(session, *FOR_TESTS, "kernels", transformers=TRANSFORMERS_OF_KERNELS)
     test(session, "tests/kernelize")
 
@@ -177,7 +178,7 @@ def kernelize(session: nox.Session) -> None:
 @nox.session(default=False)
 @nox.parametrize("kernels", ("inductor", "npu", "triton"))
 def catalogue(session: nox.Session, kernels: str) -> None:
-    """Check the kernels of this repository, quickly, and write docs/catalogue.md. Name some to check only these."""
+    """Quickly check the kernels of this repository, and write docs/catalogue.md. Name kernels to check only these."""
     install(session, *{"npu": ("torch_npu",), "triton": ("triton", "liger-kernel")}.get(kernels, ()))
     session.install("--no-deps", "--no-build-isolation", *(str(example.parent) for example in EXAMPLES))
     session.run("python", "tests/catalogue/checks.py", kernels, *session.posargs, env=ONE_THREAD | NOTHING_KEPT)
@@ -186,7 +187,7 @@ def catalogue(session: nox.Session, kernels: str) -> None:
 
 @nox.session(default=False)
 def conformance(session: nox.Session) -> None:
-    """Check every kernel on every specimen; the tests do so on some of them."""
+    """Check every kernel on every specimen; the tests use only some specimens."""
     install(session, "torch_npu", "triton", *FOR_TESTS)
     for interpret, hows in ((None, ("inductor", "npu")), ("1", ("triton",))):
         session.env["TRITON_INTERPRET"] = interpret
@@ -226,7 +227,7 @@ def build_site(session: nox.Session) -> None:
 
 @nox.session
 def wheels(session: nox.Session) -> None:
-    """Build the wheels, and use them from outside the checkout: core alone, then all of it, then the kit."""
+    """Build the wheels, and use them from outside the checkout: core alone, then everything, then the kit."""
     clean(session)
     session.install("-c", "constraints.txt", "hatchling")
     built = Path(session.create_tmp()).absolute() / "wheels"
@@ -234,12 +235,12 @@ def wheels(session: nox.Session) -> None:
     for path in DISTRIBUTIONS:
         with session.chdir(path):
             session.run("python", "-m", "hatchling", "build", "-t", "sdist", "-d", str(built), silent=True)
-    as_wheels(session, built, *map(str, built.glob("*.tar.gz")))  # from what others would build them from
+    as_wheels(session, built, *map(str, built.glob("*.tar.gz")))  # from sdists, as others build
     session.run("python", "-m", "pip", "uninstall", "-q", "-y", "hatchling")
     session.install("-c", "constraints.txt", "torch", *OF_CORE)
 
     def install_ours(*names: str) -> None:
-        session.install("--no-index", "--find-links", str(built), *names)  # nobody else's, whatever an index has
+        session.install("--no-index", "--find-links", str(built), *names)  # only ours, whatever an index has
 
     scripts = ROOT / "tests" / "wheels"
     with tempfile.TemporaryDirectory() as elsewhere, session.chdir(elsewhere):
@@ -247,7 +248,7 @@ def wheels(session: nox.Session) -> None:
         session.run("python", "-P", str(scripts / "core_alone.py"))
         install_ours("fuseplug[all]")
         session.run("fuseplug", "list")
-        session.run("fuseplug", "run", "--", "python", "-c", "import _fuseplug_on_import")  # whose folder is injected
+        session.run("fuseplug", "run", "--", "python", "-c", "import _fuseplug_on_import")  # its folder was injected
         session.run("python", "-P", str(scripts / "outside.py"), str(ROOT))
         session.install("-c", str(ROOT / "constraints.txt"), "pytest")
         install_ours("fuseplug[testing]", "fuseplug-host-npu")
@@ -257,7 +258,7 @@ def wheels(session: nox.Session) -> None:
 
 
 def lint_new_distributions(session: nox.Session, folder: Path) -> None:
-    """Check what the templates of ``fuseplug new`` become. Programs in Triton have no types."""
+    """Check style and types of what ``fuseplug new`` writes from all templates. Programs in Triton have no types."""
     session.run("python", str(ROOT / "tests" / "wheels" / "every_template.py"), str(folder))
     rules = (f"extend = {str(ROOT / 'pyproject.toml')!r}", 'src = ["*/src"]', "[lint.per-file-ignores]")
     ignored = ('"*/tests/**" = ["ANN", "D", "S"]', '"triton*/src/**/backend.py" = ["ANN001", "ANN202", "N803"]')
@@ -268,9 +269,9 @@ def lint_new_distributions(session: nox.Session, folder: Path) -> None:
 
 
 def new_distributions(session: nox.Session, folder: Path) -> None:
-    """Build the examples, and what ``fuseplug new`` writes; install the wheels, run their tests.
+    """Build the examples and what ``fuseplug new`` writes, install the wheels, and run their tests.
 
-    Other tests break what it wrote, which its own tests must notice: tests/npu/test_new.py and its like.
+    Other tests, such as tests/npu/test_new.py, break what it wrote and check that its own tests notice.
     """
     session.install("-c", str(ROOT / "constraints.txt"), "hatchling", "pytest-xdist[psutil]")
     folders = [Path(shutil.copytree(example.parent, folder / example.parent.name)) for example in EXAMPLES]
@@ -291,7 +292,7 @@ def as_wheels(session: nox.Session, folder: Path, *sources: str) -> None:
 @nox.session(default=False)
 @nox.parametrize("transformers", TRANSFORMERS)
 def coverage(session: nox.Session, transformers: str) -> None:
-    """Check every model type of transformers, fused against unfused. Writes docs/coverage.md; goes on where it was."""
+    """Check every model type of transformers, fused against unfused. Writes docs/coverage.md; resumes where it was."""
     install(session, *FOR_SURVEY, transformers=transformers)
     alone = {"PYTHONPATH": str(ROOT / "tests"), "HF_HUB_OFFLINE": "1", **ONE_THREAD, **NOTHING_KEPT}
     session.run("python", "-m", "survey.run", *session.posargs, env=alone)
@@ -300,7 +301,7 @@ def coverage(session: nox.Session, transformers: str) -> None:
 @nox.session(name="coverage-elsewhere", default=False)
 @nox.parametrize("kernels", ("npu", "triton"))
 def coverage_elsewhere(session: nox.Session, kernels: str) -> None:
-    """The same with the kernels for other devices: on the NPU in host memory, and in Triton's interpreter."""
+    """Check every model type with the kernels for other devices: the NPU in host memory, or Triton's interpreter."""
     install(session, {"npu": "torch_npu"}.get(kernels, kernels), *FOR_SURVEY)
     alone = {"PYTHONPATH": str(ROOT / "tests"), "HF_HUB_OFFLINE": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     alone |= {"TRITON_INTERPRET": "1", **ONE_THREAD, **NOTHING_KEPT}
@@ -317,7 +318,7 @@ def coverage_libraries(session: nox.Session) -> None:
 
 @nox.session(name="coverage-liger", default=False)
 def coverage_liger(session: nox.Session) -> None:
-    """Plan every model type with Liger-Kernel's kernels, for a GPU that need not be here. Writes docs/liger.json."""
+    """Plan every model type with Liger-Kernel's kernels, for a GPU, which need not be here. Writes docs/liger.json."""
     install(session, "triton", "liger-kernel", *FOR_SURVEY)
     alone = {"PYTHONPATH": str(ROOT / "tests"), "HF_HUB_OFFLINE": "1", **ONE_THREAD, **NOTHING_KEPT}
     session.run("python", "-m", "survey.liger", *session.posargs, env=alone)
@@ -350,9 +351,9 @@ def bench_models(session: nox.Session) -> None:
 
 @nox.session(name="bench-gpu", default=False)
 def bench_gpu(session: nox.Session) -> None:
-    """Measure the Triton kernels against their peers: what a call costs the host, then, on a GPU, everything."""
+    """Measure the Triton kernels against their peers: the cost of a call on the host, then, on a GPU, everything."""
     install(session, *FOR_TRITON)
-    # A peer that has no wheels for every machine. One that is absent is left out, and the tables say so.
+    # This peer does not have wheels for every machine. An absent peer is left out, and the tables say so.
     session.run(
         *("python", "-m", "pip", "install", "-q", "-c", "constraints.txt", "quack-kernels"), success_codes=range(256)
     )
@@ -371,7 +372,7 @@ def bench_npu(session: nox.Session) -> None:
 def install(
     session: nox.Session, *packages: str, transformers: str = TRANSFORMERS[0], free: tuple[str, ...] = ()
 ) -> None:
-    """Install our distributions and *packages*, all but those in *free* at the tested versions."""
+    """Install our distributions and *packages*, all except those in *free* at the tested versions."""
     clean(session)
     lines = (ROOT / "constraints.txt").read_text().replace(TRANSFORMERS[0], transformers).splitlines()
     pinned = Path(session.create_tmp()) / "constraints.txt"
@@ -389,7 +390,7 @@ def on_npu(session: nox.Session, *chosen: str, transformers: str = TRANSFORMERS[
 
 
 def on_triton(session: nox.Session, *chosen: str) -> None:
-    """Run the tests of Triton's kernels: numbers in the interpreter, programs compiled."""
+    """Install Triton, and run the tests of the Triton kernels."""
     if sys.platform != "linux":
         session.skip("triton has wheels for Linux only")
     install(session, *FOR_TRITON, *FOR_TESTS)
@@ -397,7 +398,7 @@ def on_triton(session: nox.Session, *chosen: str) -> None:
 
 
 def run_triton_tests(session: nox.Session, *chosen: str) -> None:
-    """Run the tests of Triton's kernels where Triton is installed."""
+    """Run the tests of the Triton kernels: numbers in the interpreter, programs compiled."""
     session.env["TRITON_INTERPRET"] = "1"
     test(session, *chosen, "tests/gpu/numbers", *OF_OPS)
     session.env["TRITON_INTERPRET"] = None
@@ -410,9 +411,10 @@ def test(session: nox.Session, *chosen: str) -> None:
 
 
 def clean(session: nox.Session) -> None:
-    """Keep what surrounds nox out of the session: PYTHONPATH may be how nox itself was started."""
+    """Keep the environment of nox out of the session: nox itself may have been started with a PYTHONPATH."""
     session.env["PYTHONPATH"] = None
-    # Of what is installed a run imports a part, which Python compiles as it comes, if it may keep what it compiled:
-    # half of the time of an installation goes into the rest. To pip, "no-compile" is on where this says "off".
+    # Let pip compile nothing: "off" is how this variable says so. A run imports only a part of what is installed, and
+    # Python compiles that part when it is imported and keeps it, if it may. To compile the rest would take half of the
+    # time of an installation.
     session.env["PIP_NO_COMPILE"] = "off"
     session.env["PYTHONDONTWRITEBYTECODE"] = None

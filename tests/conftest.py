@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Settings and fixtures for all tests."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from support.backends import (  # noqa: F401 - pytest finds them here
 if TYPE_CHECKING:
     import torch
 
-# A test that finds what another run has kept tests nothing. Processes that tests start inherit this.
+# A test that finds checks kept by another run tests nothing. Processes that tests start inherit this.
 os.environ["FUSEPLUG_CACHE"] = "off"
-# The models of tests are small, and small calls are the originals'. tests/core/test_gains.py has calls as users make.
+# The models of tests are small, and the originals compute small calls. tests/core/test_gains.py calls as users do.
 os.environ["FUSEPLUG_EVERY_SIZE"] = "1"
 _WORTH_A_COMPILATION = 1 << 16  # elements
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a backend be chosen where there are several: on a machine with a GPU."""
+    """Add the option that chooses a backend where there are several: on a machine with a GPU."""
     parser.addoption("--backend", choices=backends.NAMES, help="whose numbers the tests of the ops ask for")
 
 
@@ -40,8 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Import the tests without looking for garbage, and never again look for it among what they imported: about a
-    twentieth of the time of a run.
+    """Collect no garbage while the tests are imported, and never look for it among the imported objects: this saves
+    about a twentieth of the time of a run.
     """
     gc.disable()
     try:
@@ -52,13 +52,13 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out what is about another backend, and with other backends than Inductor what is about none."""
+    """Leave out tests of other backends and, for a backend other than Inductor, tests of no backend."""
     return backends.is_for_another(collection_path) or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let tests be chosen by the fixtures that they use: those of ``fake_npu`` and ``fake_backend`` run on any release
-    of torch_npu. Refuse names that another process would not give: workers must collect the same.
+    """Let ``-k`` choose tests by the fixtures that they use: tests with ``fake_npu`` or ``fake_backend`` run on any
+    release of torch_npu. Refuse names that differ between processes: workers must collect the same tests.
     """
     for item in items:
         item.extra_keyword_matches.update(getattr(item, "fixturenames", ()))
@@ -68,13 +68,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def everything_compiled() -> None:
-    """Has programs compiled for small tensors, too, as they are outside of these tests."""
+    """Compile programs for small tensors, too, as outside of these tests."""
 
 
 @pytest.fixture(autouse=True)
 def _small_programs_run_as_they_are(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program takes a second or more to compile, and models of tests need hundreds: for small tensors its function is
-    run by PyTorch. A test that wants machine code asks for `everything_compiled`.
+    """Let PyTorch run the functions of programs for small tensors: a program takes a second or more to compile, and the
+    models of tests need hundreds. A test that wants machine code asks for `everything_compiled`.
     """
     if "everything_compiled" in request.fixturenames:
         return
@@ -93,8 +93,9 @@ def _small_programs_run_as_they_are(request: pytest.FixtureRequest, monkeypatch:
 
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
-    """A tolerance that one draw in a thousand exceeds is a test that fails one day, for nobody's mistake."""
-    import torch  # not before a plug-in had its say: torch_npu needs its stand-in first
+    """Fix the seed: if one draw in a thousand exceeds a tolerance, the test fails one day without any mistake."""
+    import torch  # not earlier: a plug-in must first put the stand-in for torch_npu in place
 
-    # Other devices have generators of their own. On the CPU, torch would note a stack for each device that may come.
+    # Other devices have generators of their own. On the CPU, only its generator is seeded: torch.manual_seed
+    # would record a stack for each type of device that is not initialised yet.
     (torch.default_generator if backends.NAME == "inductor" else torch).manual_seed(0)

@@ -22,10 +22,10 @@ from fuseplug_testing import check_kernel
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-NEEDS_AN_NPU = "test-without-an-npu.md"  # which the tests of NPUs have
-IN_TRITON = "write-a-triton-kernel.md"  # which the tests of GPUs have
-LONG = "(?:python|python thorough)"  # blocks that compile say so after the language; a reader does not see it
-IN_CHINESE = sorted((*ROOT.glob("*.zh-CN.md"), *DOCS.glob("zh/*.md")))  # about NPUs: their tests have these, too
+NEEDS_AN_NPU = "test-without-an-npu.md"  # the tests of NPUs run it
+IN_TRITON = "write-a-triton-kernel.md"  # the tests of GPUs run it
+LONG = "(?:python|python thorough)"  # blocks that compile are marked after the language; readers do not see it
+IN_CHINESE = sorted((*ROOT.glob("*.zh-CN.md"), *DOCS.glob("zh/*.md")))  # about NPUs, whose tests run these pages
 PAGES = sorted(page for page in DOCS.glob("*.md") if page.name not in (NEEDS_AN_NPU, IN_TRITON))
 
 
@@ -46,7 +46,7 @@ def run_page(page: Path, language: str, monkeypatch: pytest.MonkeyPatch) -> type
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for number, block in enumerate(blocks(page, language)):
         name = f"{page.name}, block {number + 1}"
-        # As a notebook does, so that the source of what is defined there can be read.
+        # As a notebook does, so that the source of functions and classes in the block can be read.
         linecache.cache[name] = (len(block), None, block.splitlines(keepends=True), name)
         exec(compile(block, name, "exec"), module.__dict__)
     return module
@@ -58,7 +58,7 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, language, monkeypatc
 
 
 def called_with_labels(page: types.ModuleType) -> nn.Module:
-    """The model of the page about losses, which also says how it is called: a kernel with a scope needs that."""
+    """The model of the page about losses, with an example of its call: a kernel with a scope needs that."""
 
     class Called(page.Model):
         dummy_inputs: ClassVar = {"x": torch.linspace(-1, 1, 32).view(4, 8), "labels": torch.arange(4)}
@@ -77,7 +77,7 @@ KERNELS = {
         "InductorReLU2": lambda page: page.ReLUSquared(),
     },
 }
-"""The kernels on each page, each with what makes a specimen, if it declares none."""
+"""The kernels on each page, each with a function that makes a specimen, or ``None`` if it declares specimens."""
 
 NOT_WHOLE = {
     "LayerNormKernel": "is the base of others",
@@ -105,7 +105,7 @@ def test_a_kernel_of_a_page_passes_the_kit(page, kernel, monkeypatch):
 
 def test_every_page_with_kernels_goes_through_the_kit():
     declaring = {page.stem for page in PAGES if any("kernel_id = " in block for block in blocks(page))}
-    assert declaring == {*KERNELS, "backends"}  # which names functions that the reader is to write
+    assert declaring == {*KERNELS, "backends"}  # that page names functions that the reader writes
 
 
 def test_there_is_a_page_to_run():
@@ -122,7 +122,7 @@ def test_the_pages_with_figures_say_what_the_results_say(monkeypatch):
 
 @pytest.fixture(scope="module")
 def strings() -> set[str]:
-    """Every string in the code of the distributions, with … for what it is filled with."""
+    """Every string in the code of the distributions, with … in place of each value of an f-string."""
     found = set()
     for path in (*ROOT.glob("core/**/src/**/*.py"), *ROOT.glob("kernel-packages/*/src/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""Pages that say what the code and the configuration say."""
+"""Pages agree with the code and the configuration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KERNELS = {
 
 
 def rows(page: str, first: str) -> list[list[str]]:
-    """The cells of the table of *page* whose first column is called *first*, without its head."""
+    """The cells of the table in *page* whose first column is called *first*, without the head of the table."""
     text = (ROOT / "docs" / page).read_text()
     table = re.search(rf"^\| *{re.escape(first)} *\|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[1].splitlines()]
@@ -58,7 +58,7 @@ def test_the_tolerances_are_of_every_op():
 
 
 def commands(readme: str) -> list[str]:
-    """What the README *readme* tells to type, without what its comments say beside it."""
+    """The commands that *readme* tells users to type, without comments."""
     lines = "".join(blocks(ROOT / readme, "bash")).splitlines()
     return [re.sub(r"  # .*|^# .*?[:：] ?(?=pip )", "", line) for line in lines]
 
@@ -99,7 +99,7 @@ def constant(name: str) -> list[str]:
 
 
 def versions_tested() -> dict[str, set[str]]:
-    """By column of the page, or name of a package, every version that a session installs."""
+    """Every version that a session installs, by column of the page or name of a package."""
     (oldest,) = set(re.findall(r'"torch>=([\d.]+)"', (ROOT / "core" / "pyproject.toml").read_text()))
     return {
         "torch": {PINNED["torch"], oldest, *constant("OTHER_TORCHES")},
@@ -144,7 +144,7 @@ BY_HAND = (
     "verl 0.9",
     "… a pipeline; a completion by `transformers serve`",
 )
-"""The stacks whose rows say that no test shows them."""
+"""The stacks that no test covers, as their rows say."""
 
 
 def test_the_stacks_are_shown_by_tests_that_exist():

@@ -1,4 +1,4 @@
-"""Which rows of a table are in the first half of the tests."""
+"""Which rows of a table are in the first half of the tests, the half that is not marked thorough."""
 
 import itertools
 

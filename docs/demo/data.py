@@ -14,7 +14,7 @@ HELD_OUT = 0.1
 
 @dataclass(frozen=True)
 class Text:
-    """One book, its last tenth held out."""
+    """One book, with its last tenth held out."""
 
     training: torch.Tensor
     held_out: torch.Tensor
@@ -27,7 +27,7 @@ def load() -> Text:
 
 
 def batches(tokens: torch.Tensor, count: int, *, batch: int, length: int, seed: int) -> list[torch.Tensor]:
-    """Return *count* batches of random windows: a list, so that two runs cannot see different ones."""
+    """Return *count* batches of random windows, as a list, so that two runs see the same ones."""
     generator = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(tokens) - length, (count, batch, 1), generator=generator)
     return list(tokens[starts + torch.arange(length)])

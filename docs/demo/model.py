@@ -6,7 +6,7 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 # Qwen3-30B-A3B at an eighth of its width and a twelfth of its depth, with 16 experts instead of 128. One layer is
-# dense, so that each of the four ops is met.
+# dense, so that all four ops occur.
 CONFIG = {
     "vocab_size": 256,
     "hidden_size": 256,
@@ -41,7 +41,7 @@ def logits(model: Qwen3MoeForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def write(model: Qwen3MoeForCausalLM, prompt: str, *, length: int, seed: int) -> str:
-    """Let the model go on from *prompt*, at a low temperature."""
+    """Let the model continue *prompt* at a low temperature."""
     torch.manual_seed(seed)
     tokens = torch.tensor([list(prompt.encode())])
     written = model.generate(

@@ -1,4 +1,4 @@
-"""What came of it: for people, for machines, and as a picture."""
+"""The results of the demo: as text, as JSON and as pictures."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that the demo found out."""
+    """All results of the demo."""
 
     unfused: Run
     fused: Run
     apply_seconds: float
     logits_difference: float
-    """How far the fused model's logits were from those after ``undo()``."""
+    """The largest difference between the fused model's logits and those after ``undo()``."""
     written: str
     races: Sequence[Race]
     loss: Losses
@@ -52,7 +52,7 @@ class Outcome:
         }
 
     def save(self, folder: Path, arguments: Mapping[str, Any]) -> tuple[Path, Path, Path]:
-        """Write the pictures and the numbers; return where they are."""
+        """Write the pictures and the numbers; return their paths."""
         picture, of_loss, numbers = folder / "demo.png", folder / "demo-loss.png", folder / "demo.json"
         plot.draw(self.unfused, self.fused, self.races, picture)
         plot.draw_loss(self.loss, of_loss)

@@ -1,4 +1,4 @@
-"""The picture: two loss curves that should be one, and step times that should not."""
+"""The pictures: two loss curves that should coincide, and step times that should not."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ def _draw_races(figure: SubFigure, races: Sequence[Race]) -> None:
 def _draw_race(axes: Axes, race: Race) -> None:
     series = [[1e3 * s for s in race.fused], [1e3 * s for s in race.unfused]]
     spreads = [Spread.of(milliseconds) for milliseconds in series]
-    # From zero, so that the eye sees the share saved; on a busy machine a straggler would squeeze all else together.
+    # The axis starts at zero, so that the eye sees the share saved. It may end before the slowest runs: on a busy
+    # machine, one of these would squeeze everything else together.
     end = max(max(1.25 * s.median, min(2 * s.median, s.high + 2 * (s.high - s.low))) for s in spreads)
     for height, milliseconds, spread, color in zip((0, 1), series, spreads, (FUSED, UNFUSED), strict=True):
         # A fixed fan instead of random jitter: the same numbers give the same picture.

@@ -17,7 +17,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 def progress(items: Sequence[T], label: str, note: Callable[[], str] = str) -> Iterator[T]:
-    """Yield *items*, showing how far it has come; *note* says what else to show."""
+    """Yield *items* and show the progress, with the text that *note* returns."""
     return _bar(items, label, note) if sys.stdout.isatty() else _lines(items, label, note)
 
 

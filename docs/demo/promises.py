@@ -1,4 +1,4 @@
-"""What Fuseplug promises, checked: something was fused, and undo() is exact."""
+"""Checks of what Fuseplug promises: something was fused, and undo() is exact."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 
 
 class BrokenPromiseError(Exception):
-    """Something that Fuseplug promises did not hold."""
+    """Fuseplug broke one of its promises."""
 
 
 def apply(model: PreTrainedModel) -> tuple[Any, float]:
-    """Fuse *model* and say how long that took; had nothing been fused, the demo would compare a model with itself."""
+    """Fuse *model*; return the handle and the seconds that this took.
+
+    Raise if nothing was fused, because the demo would compare a model with itself.
+    """
     start = time.perf_counter()
     applied = manager.apply_all(model)
     seconds = time.perf_counter() - start
@@ -31,7 +34,7 @@ def apply(model: PreTrainedModel) -> tuple[Any, float]:
 def check_round_trip(model: PreTrainedModel, tokens: torch.Tensor) -> tuple[Any, float]:
     """Raise unless apply and undo leave the logits of *model* as they were, to the bit.
 
-    Return the report and the seconds of this first time, which pays for the checks and for compiling.
+    Return the report and the seconds of this first apply, which include the checks and the compilation.
     """
     before = logits(model, tokens)
     applied, seconds = apply(model)
@@ -42,9 +45,9 @@ def check_round_trip(model: PreTrainedModel, tokens: torch.Tensor) -> tuple[Any,
 
 
 def check_undo(model: PreTrainedModel, applied: Any, tokens: torch.Tensor, seed: int) -> float:
-    """Undo; raise unless *model* now computes what a model with its weights does that was never fused.
+    """Undo; raise unless *model* then computes the same bits as a never-fused model with its weights.
 
-    Return how far its logits were from that while it was fused.
+    Return the largest difference between these logits and those of the fused model.
     """
     untouched = build(seed)
     untouched.load_state_dict(model.state_dict())

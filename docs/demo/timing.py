@@ -1,4 +1,4 @@
-"""Which of two models is faster, on a machine that others may be using."""
+"""Finds out which of two models is faster, on a machine that others may be using."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENOUGH_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Spread:
-    """A median between its quartiles."""
+    """A median and its quartiles."""
 
     low: float
     median: float
@@ -44,10 +44,10 @@ class Spread:
 
 @dataclass
 class Race:
-    """The seconds that one thing took, unfused and fused, in turns.
+    """The seconds that one task took, unfused and fused, in turns.
 
-    Each unfused run has a fused one beside it in time, so the speed-up is the median over such pairs: what slows the
-    machine for a while slows both.
+    Each unfused run has a fused run next to it in time, and the speed-up is the median over these pairs: whatever slows
+    the machine for a while slows both.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Race:
 
 
 def race(unfused: PreTrainedModel, fused: PreTrainedModel, tokens: torch.Tensor, rounds: int) -> list[Race]:
-    """Time training steps and forward passes, the two models taking turns.
+    """Time training steps and forward passes; the two models take turns.
 
     A slow machine (a CPU without bfloat16 instructions, say) gets fewer rounds.
     """
@@ -81,7 +81,7 @@ def race(unfused: PreTrainedModel, fused: PreTrainedModel, tokens: torch.Tensor,
             break
         for name, (run_unfused, run_fused) in kinds.items():
             turns = [(run_unfused, races[name].unfused), (run_fused, races[name].fused)]
-            # Who goes first alternates too: the second finds the caches as the first left them.
+            # The order alternates, too, because the second run finds the caches as the first run left them.
             for run, seconds in turns if number % 2 else reversed(turns):
                 start = time.perf_counter()
                 run()

@@ -1,7 +1,7 @@
 """Train a small mixture of experts on a book, unfused and fused, from the same seed on the same batches, and compare.
 
-The losses should agree, the fused steps should be faster, and after ``undo()`` the model should compute, to the bit,
-what one that was never fused computes. The last is checked, and the exit status is 1 if it does not hold.
+The losses should agree, and the fused steps should be faster. After ``undo()``, the model should compute the same bits
+as a model that was never fused; this is checked, and the exit status is 1 if it is not so.
 """
 
 from __future__ import annotations

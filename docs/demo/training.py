@@ -1,4 +1,4 @@
-"""What one training step is, and a run of them."""
+"""One training step, and a run of many."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WARM_UP = 20
 
 @dataclass
 class Run:
-    """What one training run left behind."""
+    """The results of one training run."""
 
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -46,7 +46,9 @@ def step(model: PreTrainedModel, adamw: torch.optim.Optimizer, tokens: torch.Ten
 
 
 def train(model: PreTrainedModel, batches: Sequence[torch.Tensor], held_out: Sequence[torch.Tensor], label: str) -> Run:
-    """Train on *batches* in order, with a warm-up and a cosine decay of the learning rate; then look at *held_out*."""
+    """Train on *batches* in order, with a warm-up and a cosine decay of the learning rate; then compute the loss of
+    *held_out*.
+    """
     adamw = optimizer(model)
     decay = torch.optim.lr_scheduler.LambdaLR(
         adamw,

@@ -16,7 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from fuseplug import manager
 from fuseplug_tools.bench import peak_memory
 
-# Qwen3-0.6B at half its width, with two layers: its vocabulary is what counts here.
+# Qwen3-0.6B at half its width, with two layers: only its vocabulary matters here.
 CONFIG = {
     "vocab_size": 151_936,
     "hidden_size": 512,
@@ -36,12 +36,12 @@ ROUNDS = 5
 
 @dataclass
 class Steps:
-    """Training steps of one model, without the optimizer's.
+    """Training steps of one model, without those of the optimizer.
 
     Attributes:
-        loss: The loss of the first.
-        seconds: How long each took.
-        gigabytes: How much memory each had at its peak, above what was there before; empty where nobody says it.
+        loss: The loss of the first step.
+        seconds: The duration of each step.
+        gigabytes: The peak memory of each step, above what was in use before; empty where the peak is unknown.
     """
 
     loss: float = 0.0
@@ -51,10 +51,11 @@ class Steps:
 
 @dataclass
 class Losses:
-    """What came of it.
+    """The results for both models.
 
     Attributes:
-        gradient_difference: How far the fused gradient of the head's weight is from the unfused, relative to its norm.
+        gradient_difference: The distance between the fused and the unfused gradient of the head's weight, relative to
+            the norm of the unfused one.
     """
 
     unfused: Steps
@@ -67,7 +68,7 @@ class Losses:
 
 
 def compare(seed: int, dtype: torch.dtype) -> Losses:
-    """Time steps of two equal models by turns. All other kernels are on in both."""
+    """Time the steps of two equal models in turns. Both have all other kernels."""
     models = {fused: _build(seed, dtype, fused=fused) for fused in (False, True)}
     tokens = torch.randint(CONFIG["vocab_size"], (1, TOKENS))
     steps = {False: Steps(), True: Steps()}

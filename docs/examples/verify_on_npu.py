@@ -3,12 +3,14 @@
     pip install "fuseplug[testing,transformers]" fuseplug-{rmsnorm,swiglu,rope,moe} accelerate
     python verify_on_npu.py
 
-Three parts, each on its own: every kernel through the conformance kit; every op at the shapes of real layers, checked,
-then timed against the plain PyTorch it replaces; models of real layer sizes from random weights, with each kernel alone
-and with all, checked and timed against themselves unfused. Nothing is downloaded. What goes wrong is written down, and
-the rest goes on. The exit status is 1 if anything did.
+The script has three independent parts. The first runs every kernel through the conformance kit. The second checks every
+op at the shapes of real layers, then times it against the plain PyTorch that it replaces. The third builds models of
+real layer sizes with random weights. With each kernel alone and with all kernels, it checks and times these models
+against the same models unfused.
 
-``--quick`` does it all at toy sizes, whose times mean nothing.
+Nothing is downloaded. The script writes failures down and continues. The exit status is 1 if anything failed.
+
+``--quick`` does all this at toy sizes; the times then mean nothing.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ from fuseplug_tools.doctor import examine, look
 PARTS = ("conformance", "ops", "models")
 KINDS = ("npu_fused_rmsnorm", "npu_fused_swiglu", "npu_fused_rope", "npu_fused_moe")
 ROUNDINGS = {torch.bfloat16: 8, torch.float32: 64}
-"""How far a result may be from the truth beyond twice what plain PyTorch's is: so many roundings of its dtype."""
+"""The error that a result may have beyond twice that of plain PyTorch, in roundings of its dtype."""
 
 
 class Case(NamedTuple):
-    """Arguments of one op: tensors to differentiate by, and the others."""
+    """The arguments of one op: the tensors to differentiate by, and all others."""
 
     name: str
     inputs: dict[str, Tensor]
@@ -95,7 +97,7 @@ def machine(manager: KernelManager) -> dict[str, Any]:
 def guarded(part: Callable[[], Any], name: str, failures: list[Any]) -> Any:
     try:
         return part()
-    except Exception as error:  # noqa: BLE001 - a machine nobody has seen may fail in any way, and the other parts still say something
+    except Exception as error:  # noqa: BLE001 - an unknown machine may fail in any way; the other parts may work
         print(f"  {name}: {type(error).__name__}: {error}")
         failures.append({"where": name, "what": traceback.format_exc()})
         return None
@@ -133,7 +135,7 @@ def ops(manager: KernelManager, args: argparse.Namespace) -> Iterator[dict[str, 
 
 
 def differentiated(compute: Callable[..., Any], case: Case) -> Callable[[], list[Tensor]]:
-    """One forward and backward: the outputs, and the gradient of each input."""
+    """A function that runs one forward and backward, and returns the outputs and the gradient of each input."""
     inputs = {name: value.detach().to("npu").requires_grad_() for name, value in case.inputs.items()}
     others = {name: value.to("npu") if isinstance(value, Tensor) else value for name, value in case.others.items()}
     return lambda: gradients(compute, inputs, others)
@@ -198,8 +200,8 @@ CASES = dict(zip(KINDS, (norms, gates, rotations, experts), strict=True))
 
 def models(manager: KernelManager, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for name, build in MODELS.items():
-        # Where tokens choose among many experts a rounding may choose another one, unfused as well as fused: what such
-        # a model gives says nothing of a kernel. The toy sends every token to every expert.
+        # Among many experts, a rounding may send a token to another expert, unfused as well as fused. The results of
+        # such a model say nothing about a kernel. The toy sends every token to every expert.
         comparable = args.quick or build is not qwen3_moe
         for dtype in (torch.bfloat16,) if args.quick else (torch.bfloat16, torch.float32):
             model = build(quick=args.quick).to("npu", dtype)
@@ -260,7 +262,7 @@ def timed_step(model: nn.Module, tokens: Tensor, repeats: int) -> Iterator[float
 
 
 def apart(found: list[Tensor], plain: list[Tensor], true: list[Tensor], dtype: torch.dtype) -> str:
-    """What of *found* is farther from the truth than twice what plain PyTorch is, and some roundings."""
+    """Describe the first of *found* whose error exceeds twice that of *plain* plus some roundings; ``""`` if none."""
     if len(found) != len(plain):
         return f"{len(found)} results where there should be {len(plain)}: a gradient is missing"
     for number, (one, other, truth) in enumerate(zip(found, plain, true, strict=True)):
@@ -288,7 +290,7 @@ def by_turns(contenders: dict[str, Callable[[], Any]], repeats: int) -> dict[str
 
 
 def now() -> float:
-    """The clock once the device is done, in µs."""
+    """The time in µs, once the device has finished."""
     torch.npu.synchronize()
     return time.perf_counter() * 1e6
 

@@ -1,4 +1,4 @@
-"""What the tests of backends share."""
+"""Fixtures for the tests of backends."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 import torch
 from support import kernels
 
-torch.set_num_threads(1)  # small tensors, and several runs at once on few cores
+torch.set_num_threads(1)  # tensors are small, and several runs share few cores
 
 
 @pytest.fixture
 def fresh_python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run code in a Python of its own, with the environment of now and *variables*."""
+    """Run code in a new Python process, with the current environment and *variables*."""
 
     def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", code]

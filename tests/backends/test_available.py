@@ -1,4 +1,4 @@
-"""What kernels of a backend say that this machine lacks."""
+"""Kernels of a backend name what this machine lacks."""
 
 import os
 import sys

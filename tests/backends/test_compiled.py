@@ -1,4 +1,4 @@
-"""A program is right whatever happens around it, and is compiled again only where it must be."""
+"""A program is right whatever surrounds the call, and is compiled again only where it must be."""
 
 import os
 import subprocess
@@ -59,7 +59,7 @@ def test_a_branch_by_size_is_taken_by_the_size_of_each_call():
 
 def test_what_inductor_keeps_for_some_sizes_it_gives_to_no_others():
     def summed_in_blocks(x):
-        blocks = (x.shape[0] + 31) // 32  # as if it were one in all that is recorded with one
+        blocks = (x.shape[0] + 31) // 32  # a recording with one block takes this for the constant 1
         padded = nn.functional.pad(x, (0, 0, 0, blocks * 32 - x.shape[0]))
         return (padded.view(blocks, 32, x.shape[1]).sum((0, 1)),)
 
@@ -71,7 +71,7 @@ def test_what_inductor_keeps_for_some_sizes_it_gives_to_no_others():
 
 @pytest.mark.parametrize("rows", [[300, 5000, 400], [5000, 300, 6000]])
 def test_what_inductor_assumes_of_a_size_is_asked_at_each_call(rows):
-    """It sums more than 4096 rows otherwise than fewer."""
+    """Inductor sums more than 4096 rows in another way than fewer rows."""
     formula = Compiled(normed)
     for each in rows:
         x, table = some(each, 16).requires_grad_(), some(16).requires_grad_()
@@ -88,14 +88,14 @@ def test_a_result_is_in_rows_and_no_view_whatever_the_formula_gives(shape, gradi
     y = formula((), x)
     torch.testing.assert_close(y, x * 2)
     assert (y.is_contiguous(), y._is_view(), y.requires_grad) == (True, False, gradients)
-    y.mul_(2)  # autograd refuses this for a view of what a function made
+    y.mul_(2)  # autograd refuses this for a view of the output of a function
     if gradients:
         y.sum().backward()
         torch.testing.assert_close(x.grad, torch.full(shape, 4.0))
 
 
 def test_rows_lie_apart_as_they_may_whichever_came_first():
-    """The distance of rows that are repeated, or that overlap, would be compiled in."""
+    """The stride of rows that are repeated or overlap would be compiled in."""
     formula, table = Compiled(normed), some(8)
     for x in (some(1, 8).expand(4, 8), some(5, 20)[:, :8], some(40).unfold(0, 8, 1), some(2, 3, 16)[..., :8]):
         torch.testing.assert_close(formula((), x, table), normed(x, table))
@@ -126,7 +126,7 @@ def test_a_program_is_compiled_and_run_the_same_wherever_it_is_called_first(arou
     weight = nn.Parameter(some(8, 8))
 
     def function(x, table):
-        # A product is what autocast would round, and a vjp what hooks would see.
+        # Autocast would round the product, and hooks would see the vjp.
         _, pull = torch.func.vjp(lambda x: torch.sigmoid(x) * table, x)
         return x @ x.t(), *pull(x)
 
@@ -210,7 +210,7 @@ ASKED_BY = {
 
 
 def vectors(asked, folder):
-    """How often *asked* had the vector instructions of this CPU checked, and which there are."""
+    """How often *asked* checked the vector instructions of this CPU, and those that it found."""
     done = subprocess.run(
         [sys.executable, "-c", PROBES.format(call=ASKED_BY[asked])],
         check=True,

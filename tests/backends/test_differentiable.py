@@ -1,4 +1,4 @@
-"""What computes a formula faster is run by its own backward, unless that is differentiated again."""
+"""A faster computation of a formula runs its own backward, unless the backward is differentiated again."""
 
 import pytest
 import torch

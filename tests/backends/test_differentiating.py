@@ -1,4 +1,4 @@
-"""Second derivatives that an operation does not have are refused, and nothing else is."""
+"""Second derivatives that an operation lacks are refused, and nothing else is."""
 
 import gc
 import weakref

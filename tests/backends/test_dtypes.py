@@ -1,4 +1,4 @@
-"""Which tensors kernels are written for."""
+"""The dtypes for which kernels are written."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Results lie in memory as those of elementwise operations do."""
+"""Results have the memory layout that elementwise operations give."""
 
 import itertools
 
@@ -47,7 +47,7 @@ def test_norms_keep_it_forward_and_backward(layout, size, dtype):
     weight = torch.rand(x.shape[-1]).to(dtype)
     xs = [x.detach().requires_grad_(), x.detach().requires_grad_()]
     want, found = (c.rms_norm(x, weight) for c, x in zip((norm_reference, norms), xs, strict=True))
-    # Along a dimension of one element a stride means nothing.
+    # The stride of a dimension with one element means nothing.
     torch.testing.assert_close(found.squeeze(), want.squeeze(), check_stride=x.stride()[-1] != 0)
     grad = torch.randn_like(want)
     want.backward(grad)
@@ -74,5 +74,5 @@ def test_gates_keep_it(layout, halves):
 
 
 def _steps(tensor):
-    """The strides that mean something."""
+    """The strides of the dimensions with several elements; the others mean nothing."""
     return [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]

@@ -16,7 +16,7 @@ def scaled(x, table, factor):
 
 @pytest.fixture
 def compiled(everything_compiled, monkeypatch):
-    """Recorded, and run as it is: these tests are about what a program is given, not about its machine code."""
+    """Programs are recorded, but run uncompiled: these tests are about their inputs, not about machine code."""
     monkeypatch.setattr(program, "compiled_by_inductor", uncompiled)
     return CompiledLinear(scaled)
 
@@ -54,7 +54,7 @@ def test_one_program_serves_all_sizes_and_what_is_merged_into_them(compiled):
 
 
 def test_rows_with_gaps_beside_a_dimension_without_extent_have_a_program_of_their_own(everything_compiled):
-    """As one head of keys that is cut out of a wider projection, after one that was not."""
+    """One head of keys that is cut out of a wider projection, for example, after a head that is not."""
     compiled, q, table = CompiledLinear(scaled), some(2, 4, 1, 8), some(2, 1, 1, 8)
     for k in (some(2, 1, 1, 8), some(2, 1, 1, 16)[..., 8:]):
         found = compiled([(2.0,), (2.0,)], [q, k], [table])

@@ -1,4 +1,4 @@
-"""An activation is one row of one table: every backend then computes it, or declines by name."""
+"""An activation is one row of one table: with the row, every backend computes it, or declines it by name."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from fuseplug_swiglu.specimens.mlps import HIDDEN, Separate
 
 
 class Mish(nn.Module):
-    """Not `nn.Mish`, of which the others' words would say more."""
+    """Not `nn.Mish` itself, because the other backends would say more about that."""
 
     def forward(self, x):
         return functional.mish(x)
@@ -30,7 +30,7 @@ def mish(monkeypatch):
 
 
 def answer(module, device, kernel):
-    """What *kernel* says of *module* itself: the variant, or why not."""
+    """The answer of *kernel* about *module* itself: the variant, or the reason of a rejection."""
     manager = KernelManager(environ={"FUSEPLUG_KERNELS": kernel})
     report = manager.plan(module, device=device, verify=False).report
     (entry,) = [entry for entry in report.entries if "" in entry.paths]

@@ -1,4 +1,4 @@
-"""Products in half precision by way of float32, where the CPU is slow at them."""
+"""Products in half precision are computed in float32 where the CPU is slow at half precision."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from fuseplug_moe.recognise.stacked_experts import StackedAdapter
 
 @pytest.fixture(autouse=True)
 def a_cpu_with(monkeypatch):
-    """The instructions of this CPU, as torch is told."""
+    """Set the vector instructions that torch reports for this CPU; AVX2 at first."""
 
     def put(instructions):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)

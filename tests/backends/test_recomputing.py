@@ -7,7 +7,7 @@ from fuseplug_backends.npu import recomputed
 
 
 class Silent(torch.autograd.Function):
-    """The forward of an operation that has no derivative and does not say so."""
+    """An operation that has no derivative and does not say so."""
 
     @staticmethod
     def forward(ctx, a, b, power):

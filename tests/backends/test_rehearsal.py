@@ -1,4 +1,4 @@
-"""What a plan needs compiled is built side by side, and changes nothing that it finds."""
+"""The programs that a plan needs are built side by side, which changes nothing that the plan finds."""
 
 import sys
 import threading
@@ -164,7 +164,7 @@ def test_what_is_recorded_wrongly_raises_in_a_rehearsal_too():
 
 @pytest.fixture
 def side_by_side(monkeypatch):
-    """Let so many compilers run; say how many were asked for."""
+    """Set how many compilers run side by side, and return a list of the numbers that were asked for."""
     asked = []
 
     def let(threads):
@@ -197,7 +197,7 @@ def test_a_plan_is_the_same_with_and_without(side_by_side):
     assert {entry.kernel_id for entry in both.fused} == {"inductor_norm"}
     for each in threading.enumerate():
         if each.name.startswith("fuseplug-build"):
-            each.join(60)  # it was told to end
+            each.join(60)  # the plan told it to end
             assert not each.is_alive()
 
 

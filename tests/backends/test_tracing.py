@@ -1,4 +1,4 @@
-"""Who looks on while a function runs, asked of the torch that is installed."""
+"""Whatever observes a function (a tracer, transform, mode or hook) is recognised, with the installed torch."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ WITHIN = {
     "forward mode": in_forward_mode,
     "mode": in_a_mode,
 }
-"""Calls a function of one tensor within something that looks on."""
+"""Ways to call a function of one tensor: alone, or within a tracer, a transform or a mode."""
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_each_is_seen_where_it_is_and_nowhere_else(ask, where):
         within(function)
         return answers[-1]
 
-    # Dynamo makes plain tensors of what it traces, and asks nothing about them.
+    # Inside Dynamo, traced tensors are plain ones, and nothing is asked about them.
     about_tensors = ask in (tracing.is_wrapped, tracing.is_mapped, tracing.is_fake)
     asked = WITHIN.keys() - {"compile"} if about_tensors else WITHIN.keys()
     assert {name for name in asked if is_seen(WITHIN[name])} == where

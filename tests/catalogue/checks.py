@@ -1,4 +1,4 @@
-"""Checks the kernels of this repository and keeps what came of it: `nox -s catalogue` does so for each kind.
+"""Checks the kernels of this repository and keeps the results. `nox -s catalogue` does so for each kind.
 
 python tests/catalogue/checks.py inductor|npu|triton [kernel …]
 """
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 CHECKS = ROOT / "docs" / "results" / "checks"
 PROJECTS = (*ROOT.glob("kernel-packages/*/pyproject.toml"), *ROOT.glob("docs/examples/*/pyproject.toml"))
 KINDS = {"": "inductor", "npu": "npu", "cuda": "triton"}
-"""What a kernel is checked with, by the extra that its entry point names."""
+"""The kind of a kernel, by the extra that its entry point names."""
 
 LIMIT = 300.0
 """Seconds that one kernel may take."""
@@ -26,7 +26,7 @@ _ENTRY = re.compile(r'^(\w+) *= "[\w.]+:\w+(?: \[(\w+)\])?"$', re.MULTILINE)
 
 
 def kernels() -> dict[str, str]:
-    """The kernels of this repository, and the kind of each."""
+    """The kernels of this repository, with the kind of each."""
     tables = (_TABLE.search(project.read_text()) for project in sorted(PROJECTS))
     return {name: KINDS[extra] for table in tables if table for name, extra in _ENTRY.findall(table[1])}
 
@@ -40,9 +40,9 @@ def main(kind: str, *chosen: str) -> None:
 
 
 def check(kind: str, name: str) -> str:
-    """Check one kernel, in a process of its own, and say what came of it; nothing is kept of one that takes too long.
+    """Check one kernel in a process of its own, keep the result, and describe it in one line.
 
-    What was kept before goes in any case.
+    A check that takes too long has no result. An earlier result is deleted in any case.
     """
     file = CHECKS / f"{name}.json"
     file.unlink(missing_ok=True)

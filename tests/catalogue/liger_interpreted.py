@@ -1,4 +1,4 @@
-"""``fuseplug`` in a Triton interpreter that is changed so that it can run Liger-Kernel's programs.
+"""Runs ``fuseplug`` with Triton's interpreter, changed so that it can run Liger-Kernel's programs.
 
 python tests/catalogue/liger_interpreted.py check liger_fused_rmsnorm --quick
 """

@@ -1,4 +1,4 @@
-"""Writes docs/catalogue.md from docs/results/checks: `nox -s catalogue` ends with it.
+"""Writes docs/catalogue.md from docs/results/checks, as the last step of `nox -s catalogue`.
 
 python tests/catalogue/page.py
 """
@@ -29,7 +29,7 @@ if it found a fault on any specimen, and skipped if nothing could be asked. Link
 of speed, and nothing of other machines: Fuseplug checks a kernel on yours before it uses it.
 """
 COLUMNS = ("kernel", "passed, failed, skipped", "op", "ran on", "date", "distribution")
-"""What was found comes early: a narrow screen cuts a table off at its right."""
+"""The results come early, because a narrow screen cuts off the right side of a table."""
 ELSEWHERE = {
     "fuseplug-host-npu": "torch_npu on tensors in host memory. **No Ascend chip** has run these kernels. "
     "[What that shows](ascend.md#what-was-verified-and-how).",
@@ -37,7 +37,7 @@ ELSEWHERE = {
     "shows](cuda.md#what-was-checked-and-how). For Liger-Kernel's programs the interpreter is changed, because it "
     "lacks some of what Triton's compiler gives them.",
 }
-"""What is said of results that were found without the device, by what stood in for it."""
+"""What the page says of results without the device, by the name of what stood in for it."""
 
 OWN = """\
 ## Add your kernel
@@ -62,19 +62,19 @@ def main() -> None:
 
 
 def page() -> str:
-    """The page, from the files as they are."""
+    """The page, made from the files as they are now."""
     return "\n".join([HEAD, *_tables(list(_results())), *_missing(), OWN])
 
 
 def _results() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The result of each kernel, and the name of its file."""
+    """The name of each file with each of its results."""
     for file in sorted(CHECKS.glob("*.json")):
         for result in json.loads(file.read_text()):
             yield file.name, result
 
 
 def _tables(results: list[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
-    """A table for each thing that stood in for a device, and first one for what ran on its own."""
+    """A table for kernels that ran on their devices, then one for each thing that stood in for a device."""
     stood_in = [(each["device"] or {}).get("emulated_by") for _, each in results]
     for emulator in sorted(set(stood_in), key=lambda name: name or ""):
         said = ELSEWHERE.get(emulator, f"{emulator}.") if emulator else ""
@@ -103,7 +103,7 @@ def _row(file: str, result: Mapping[str, Any]) -> list[str]:
 
 
 def _place(device: Mapping[str, Any]) -> str:
-    """Where it ran; what stands in for another device names itself like that."""
+    """The device on which the kernel ran, marked as emulated if a stand-in goes by its name."""
     name = device.get("name") or device.get("type") or "nothing"
     return f"{name}, emulated" if device.get("emulated_by") and device.get("type") != "cpu" else name
 

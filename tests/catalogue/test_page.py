@@ -1,4 +1,4 @@
-"""The catalogue says what the files say."""
+"""The catalogue agrees with the files."""
 
 import copy
 import json
@@ -10,7 +10,7 @@ from catalogue import checks, page
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """A folder of results in the place of ours; and one of ours to change."""
+    """An empty folder in place of that of our results, and one of our results to change."""
     monkeypatch.setattr(page, "CHECKS", tmp_path)
     (result,) = json.loads((checks.CHECKS / "inductor_fused_rmsnorm.json").read_text())
     return tmp_path, result

@@ -1,4 +1,4 @@
-"""What apply_all makes of causal convolutions, with each backend."""
+"""What `apply_all` does with causal convolutions, on each backend."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What Inductor compiles of causal convolutions is right, and is compiled a handful of times."""
+"""Inductor's programs for causal convolutions are right, and are compiled only a handful of times."""
 
 import pytest
 import torch
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def ran(everything_compiled, backend):
-    """The programs that are started; small inputs are compiled for as well."""
+    """The programs that are started, including those for small inputs."""
     return backend.order
 
 
 @pytest.fixture
 def traced(ran, monkeypatch):
-    """The same, with programs that are recorded but not made into machine code."""
+    """Like `ran`, but records programs without compiling them to machine code."""
     monkeypatch.setattr(inductor, "_programs", {})
     monkeypatch.setattr(program, "compiled_by_inductor", uncompiled)
     return ran
@@ -86,7 +86,7 @@ def test_what_was_compiled_for_one_size_is_right_for_others(ran, backend):
     """Inductor's cache once gave a program for one block of tokens to calls with more."""
     for batch, length in [(2, 22), (2, 43), (1, 5), (3, 300), (2, 32)]:
         arguments = tensors(shape=(batch, 6, length), bias=False)
-        torch.full((1 << 16,), 1e30)  # what was freed is not zero
+        torch.full((1 << 16,), 1e30)  # so that freed memory does not hold zeros
         backend.assert_right(*both(inductor), arguments, TOLERANCE)
     assert ran
 

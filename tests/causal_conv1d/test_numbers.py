@@ -1,4 +1,4 @@
-"""Causal convolutions by each backend: values and gradients, layouts, dtypes, and what is left to the reference."""
+"""Causal convolutions on each backend: values and gradients, layouts, dtypes, and the calls left to the reference."""
 
 import itertools
 

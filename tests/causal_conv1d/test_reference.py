@@ -1,4 +1,4 @@
-"""The reference is the formula, has its gradients, and says what does not fit."""
+"""The reference computes the formula and its gradients, and its errors name what does not fit."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from fuseplug_causal_conv1d.reference import VARIANTS, causal_conv1d
 
 
 def by_the_book(x, weight, bias, variant):
-    """One token after the other."""
+    """The convolution, one token after the other."""
     y = torch.zeros_like(x)
     width = weight.shape[1]
     for token in range(x.shape[2]):

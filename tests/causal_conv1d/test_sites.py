@@ -24,7 +24,7 @@ def test_every_specimen_is_recognised(manager):
 
 
 class ByKeyword(Mixer):
-    """As Kimi-Linear calls it."""
+    """Calls the function as Kimi-Linear does."""
 
     def forward(self, hidden_states):
         weight, bias = self.conv1d.weight.squeeze(1), self.conv1d.bias
@@ -33,7 +33,7 @@ class ByKeyword(Mixer):
 
 
 class Padded(Mixer):
-    """A convolution that sees as much of what comes as of what was."""
+    """A convolution that sees as many later tokens as earlier ones."""
 
     def __init__(self):
         super().__init__(width=3)
@@ -41,7 +41,7 @@ class Padded(Mixer):
 
 
 class WrittenOut(Mixer):
-    """As in transformers 4.57."""
+    """Written as in transformers 4.57."""
 
     def forward(self, hidden_states):
         x = self.in_proj(hidden_states).transpose(1, 2)
@@ -49,13 +49,13 @@ class WrittenOut(Mixer):
 
 
 def shifted(x, weight, bias=None, activation=None):
-    """Each token sees the one after it."""
+    """A convolution in which each token sees the one after it."""
     y = causal_conv1d_fn(functional.pad(x, (0, 1)), weight, bias, activation)
     return y[:, :, 1:]
 
 
 def unactivated(x, weight, bias=None, activation=None):
-    """It has no activation, whichever is asked for."""
+    """Applies no activation, whichever is asked for."""
     del activation
     return causal_conv1d_fn(x, weight, bias)
 

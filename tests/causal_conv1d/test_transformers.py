@@ -1,4 +1,4 @@
-"""The convolutions of transformers: whole models compute what they did, and every class is found."""
+"""The convolutions of transformers: whole models compute what they did before, and every class is found."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ MODELS = {
     "mamba": (BASE | {"state_size": 4}, "silu", 2),
     "lfm2": (BASE | {"layer_types": ["conv", "full_attention"], "block_ff_dim": 96}, "identity", 1),
 }
-"""The arguments of each config, the variant, and the number of convolutions."""
+"""For each model, the arguments of its config, the variant, and the number of convolutions."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_what_is_generated_is_the_same(manager, name):
     before = model.generate(tokens, **how)
     with manager.apply_all(model) as applied:
         assert torch.equal(model.generate(tokens, **how), before)
-        # A step of decoding calls another function, which is left alone.
+        # A decoding step calls another function, which is left alone.
         assert {(count.fused, count.original) for count in applied.calls()} == {(1, 0)}
 
 

@@ -1,4 +1,4 @@
-"""What the tests of core share."""
+"""Fixtures and settings that the tests of core share."""
 
 import torch
 from support.fixtures import (  # noqa: F401 - pytest finds them here
@@ -16,4 +16,4 @@ from support.fixtures import (  # noqa: F401 - pytest finds them here
     site,
 )
 
-torch.set_num_threads(1)  # small tensors, and several runs at once on few cores
+torch.set_num_threads(1)  # the tensors are small, and several runs share few cores

@@ -1,4 +1,4 @@
-"""What becomes of a fused model: moved, hooked, compiled, wrapped, kernelized by others; and taken apart again."""
+"""What happens to a fused model that is moved, hooked, compiled, wrapped or kernelized by others, and then undone."""
 
 import copy
 import itertools
@@ -138,7 +138,7 @@ def test_a_fused_model_may_be_offloaded(fusing):
 
 
 def kernelize(model):
-    """What `kernels.kernelize` does where no kernel of the hub fits."""
+    """Do what `kernels.kernelize` does if no kernel of the hub fits."""
     for module in model.modules():
         if isinstance(module, Norm):
             module.forward = types.MethodType(type(module).forward, module)
@@ -251,7 +251,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(fusing, reentrant, firs
 
 @pytest.fixture
 def quiet(manager):
-    """Kernels without counters, told from the originals and each other by their bits."""
+    """A manager of kernels without counters; their bits tell them from the originals and from each other."""
     manager.register(variant_of(NormKernel, "one", function="support.kernels:quiet_norm", priority=1))
     manager.register(variant_of(NormKernel, "two", function="support.kernels:quiet_other_norm"))
     manager.register(variant_of(RotaryKernel, "turn", function="support.kernels:quiet_rotary"))
@@ -259,7 +259,7 @@ def quiet(manager):
 
 
 class Compiled:
-    """A backend that runs eagerly and counts what it was given to compile."""
+    """A backend that runs graphs eagerly and counts them."""
 
     def __init__(self):
         self.graphs = 0
@@ -277,7 +277,7 @@ def _fresh_dynamo():
 
 
 class Chain(nn.Module):
-    """Norms one after the other."""
+    """Norms, one after the other."""
 
     def __init__(self, count):
         super().__init__()
@@ -316,7 +316,7 @@ STATES = {
 
 
 def bits(model, state, quiet):
-    """What a model in *state* computes without compilation."""
+    """The output of *model* in *state*, without compilation."""
     fresh = copy.deepcopy(model)
     quiet.undo(fresh)
     if state != "none":

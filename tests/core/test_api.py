@@ -1,4 +1,4 @@
-"""What was published for API 1 keeps working, and what is public is written down."""
+"""Everything published for API 1 keeps working, and the documentation lists everything public."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PAGE = ROOT / "docs" / "compatibility.md"
 
 @pytest.fixture
 def frozen(site, distribution):
-    """A manager in whose process the frozen distribution is installed."""
+    """A manager that finds the frozen distribution installed."""
     project = (FROZEN / "pyproject.toml").read_text()
     _, _, entries = project.partition('[project.entry-points."fuseplug.kernels"]\n')
     requires = json.loads(re.search(r"^dependencies = (.*)$", project, re.MULTILINE)[1])
@@ -56,7 +56,7 @@ class TestFrozen:
         assert {record.kernel.api for record in records.values() if record.kernel} == {1}
 
     def test_they_compute_what_they_did(self, frozen):
-        """The contract is used: proposals, rejections, scopes, consent, targets beside, `unsupported`, `gains_from`."""
+        """The kernels use proposals, rejections, scopes, consent, `beside`, `unsupported` and `gains_from`."""
         self.fused_and_right(frozen)
 
     @pytest.mark.thorough
@@ -90,7 +90,7 @@ class TestFrozen:
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(torch.autograd.grad(found[1], [x, *model.parameters()]), wanted)
         ran.clear()
-        model(x)  # outside of the scope
+        model(x)  # outside the scope
         assert "frozen_tail" not in ran
         applied.undo()
         assert torch.equal(model(x, labels=labels)[0], expected[0])
@@ -124,7 +124,7 @@ class TestLater:
         ],
     )
     def test_another_api_is_a_fault(self, api, why):
-        (found,) = faults(self.kernel(api=api, op=None))  # what else is wrong by today's rules is of no interest
+        (found,) = faults(self.kernel(api=api, op=None))  # op=None is a fault, too, but only the API is reported
         assert why in found
         assert faults(self.kernel(api=1)) == faults(self.kernel()) == []
 
@@ -151,7 +151,7 @@ class TestLater:
 
 
 def written_down() -> dict[str, set[str]]:
-    """The public names of the page, by module."""
+    """The names that the page lists as public, by module."""
     rows = re.findall(r"^\| `([\w.]+)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
     return {module: set(re.findall(r"`(\w+)`", names)) for module, names in rows}
 
@@ -171,7 +171,7 @@ def test_the_page_lists_the_public_modules():
 
 
 def test_the_page_lists_what_is_public_of_the_library():
-    """It offers more to this project's own distributions, so `__all__` does not say what is promised."""
+    """`__all__` also has names for this project's own distributions, so it does not say what is promised."""
     (paragraph,) = re.findall(r"^Of `fuseplug_verify` .*?\n\n", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     reference = (ROOT / "docs" / "reference" / "verify.md").read_text()
     promised = set(re.findall(r"^\.\. auto\w+:: (\w+)$", reference, re.MULTILINE))
@@ -180,11 +180,11 @@ def test_the_page_lists_what_is_public_of_the_library():
 
 
 OWN_SCRIPTS = {"docs/demo": {"fuseplug_tools.bench"}, "docs/examples": {"fuseplug_tools.doctor"}}
-"""Scripts of this repository, which are run from its checkout, and what is private of the same checkout to them."""
+"""Private modules that the scripts in these folders may use, because they run from the same checkout."""
 
 
 def what_others_read() -> Iterator[tuple[str, str]]:
-    """The Python that a third party copies or begins with, by where it is."""
+    """Yield the Python code that a third party copies or starts from, as pairs of place and text."""
     for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/*/README.md")):
         for number, block in enumerate(blocks(page, LONG)):
             yield f"{page.relative_to(ROOT)}, block {number + 1}", block
@@ -275,13 +275,13 @@ def signatures() -> dict[str, list[tuple[str, str, bool]]]:
             for suffix, each in {"": thing, **public}.items():
                 try:
                     found[f"{module}:{name}{suffix}"] = parameters(each)
-                except ValueError:  # an exception's
+                except ValueError:  # an exception class may have no signature
                     continue
     return found
 
 
 def broken_promises(before, now) -> list[str]:
-    """What a caller of *before* may write that *now* does not take."""
+    """The ways in which *now* refuses calls that *before* took."""
     found = []
     for name, were in before.items():
         if name not in now:

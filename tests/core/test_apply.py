@@ -1,4 +1,4 @@
-"""Applying and taking off: exact, repeatable, on one model only, without anything left behind."""
+"""Applying and undoing are exact and repeatable, change one model only, and leave nothing behind."""
 
 import copy
 import gc
@@ -108,7 +108,7 @@ def test_a_part_of_a_model_can_be_fused_alone(fusing, model):
     assert set(forwards(model)) == {path for path in NORMS | ATTENTIONS if path.startswith("layers.0.")}
 
 
-# --- with
+# --- the with statement
 
 
 def test_with_in_a_fused_model_takes_off_only_what_it_put_on(fusing, model):
@@ -245,7 +245,7 @@ def saved(model):
 
 
 class Undecorated(nn.Module):
-    """Its forward is a wrapper that says another name: without functools.wraps."""
+    """A module whose forward is a wrapper with another name, because the decorator omits functools.wraps."""
 
     def __init__(self):
         super().__init__()

@@ -1,6 +1,6 @@
-"""Who imports whom: core one way, downwards; kernel packages public names of core, and what they require.
+"""Rules of imports: inside core they go down; kernel packages import public names and what they require.
 
-And who names what is private in torch: one module.
+In each distribution, one module or package names what is private in torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TORCH_PRIVATE = (
     "fuseplug_host_npu/torch_private.py",
     "fuseplug_linear_cross_entropy/torch_private.py",
 )
-"""The modules that may name what is private in torch: one room of each distribution."""
+"""The modules that may use private names of torch: one module or package of each distribution."""
 
 # Lowest first; names on one line do not import each other.
 LAYERS = (
@@ -61,13 +61,13 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 VENDORS = {"transformers", "triton", "torch_npu"}
 OF_VENDORS = {"triton/activations.py"}
-"""Modules that import what they are for, and that nothing else of their distribution imports."""
+"""Modules that import their vendor at the top, and that no other module of their distribution imports."""
 OF_THE_SAME_RELEASE = ("fuseplug_backends.triton.activations",)
-"""What is private, and the kernel packages here use: they are released together with it."""
+"""Private modules that the kernel packages here may use, because all are released together."""
 
 
 class Imports(ast.NodeVisitor):
-    """The ``(module, name, inside a function)`` of every import; of those for type checkers if *types* is on."""
+    """The ``(module, name, inside a function)`` of every import; imports for type checkers count only with *types*."""
 
     def __init__(self, tree: ast.AST, package: tuple[str, ...] = (), *, types: bool = False) -> None:
         self.package = package
@@ -105,7 +105,7 @@ def imports(path: Path, source: Path, *, types: bool = False) -> list[tuple[str,
 
 
 def rooms(module: str, name: str) -> str | None:
-    """The part of core that an import reaches, if it reaches core."""
+    """The part of core that an import reaches; ``None`` if it does not reach core."""
     first, *rest = module.split(".")
     if first != "fuseplug":
         return None
@@ -123,7 +123,7 @@ def upward(core: Path) -> Iterator[str]:
 
 
 def circle(source: Path) -> list[str]:
-    """Modules that import each other, for type checkers too; none, if there is no circle."""
+    """Modules that import each other in a circle, also for type checkers only; empty if there is no circle."""
     files = {".".join(path.relative_to(source).with_suffix("").parts): path for path in source.rglob("*.py")}
     files = {name.removesuffix(".__init__"): path for name, path in files.items()}
     reached = {
@@ -151,7 +151,7 @@ def vendors(core: Path) -> Iterator[str]:
 
 
 def trespasses(packages: Path) -> Iterator[str]:
-    """What kernel packages import of core that is not public, and of other packages that they do not require."""
+    """Yield the imports, in kernel packages, of private names of core and of packages that they do not require."""
     for source in sorted(packages.glob("*/src")):
         own = {path.name for path in source.iterdir()}
         project = source.parent / "pyproject.toml"
@@ -171,12 +171,12 @@ def trespasses(packages: Path) -> Iterator[str]:
 
 
 class Private(ast.NodeVisitor):
-    """The private names of torch in a module: in its imports, chains of attributes, and strings that are one name."""
+    """The private names of torch in a module's imports, attribute chains, and strings that are one name."""
 
     def __init__(self, tree: ast.AST) -> None:
         self.found: list[str] = []
         self.names = {"torch": "torch"}
-        """What each imported name is, from torch downwards."""
+        """The full name of each imported name, from torch on."""
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "torch":
                 self.names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}

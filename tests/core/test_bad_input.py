@@ -1,4 +1,4 @@
-"""Questions that are wrong are answered by an error that says what to do, before anything is changed."""
+"""Wrong arguments raise an error that says what to do, before anything is changed."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What bad kernels do to a model: nothing. And what the report says of them."""
+"""Bad kernels do nothing to a model, and the report says what is wrong with them."""
 
 import copy
 import re
@@ -29,7 +29,7 @@ def only_entry(report):
 
 
 def only_answer(report):
-    """The one rejection of a report on one module."""
+    """The kernel and the reason of the only rejection in a report on one module."""
     (entry,) = report.entries
     assert not entry.fused
     ((kernel_id, rejection),) = entry.rejections
@@ -139,7 +139,7 @@ def matching(match, kernel_id="bad"):
 
 
 def proposal(**changes):
-    """A proposal for a `Norm`, but for *changes*."""
+    """A right proposal for a `Norm`, except for *changes*."""
 
     def example(mix, size, generator):
         x = torch.randn(8, 16, generator=generator)
@@ -181,7 +181,7 @@ class BindsNothing(NormAdapter.__mro__[1]):
 
 @dataclass(frozen=True)
 class Fickle(NormAdapter):
-    """Binds the first few times, and raises when it matters."""
+    """An adapter that binds three times, and then raises, when it matters."""
 
     bound: ClassVar[list[int]] = [0]
 
@@ -309,7 +309,7 @@ def test_what_else_it_answered_stands(manager, model):
 
 
 class Stop(BaseException):
-    """What no ``except Exception`` catches."""
+    """An exception that no ``except Exception`` catches."""
 
 
 def stopping_kernel(where, error):
@@ -396,7 +396,7 @@ def test_a_variant_that_a_kernel_declines_goes_to_the_next_one(manager, said):
     assert (entry.kernel_id, [who for who, _ in entry.rejections]) == ("modest", ["picky"])
 
 
-# --- plugins that touch what they are shown
+# --- plugins that change the modules they are asked about
 
 
 def zeroed(module):
@@ -461,7 +461,7 @@ def test_what_it_did_to_children_is_seen_by_nobody_else(manager, model, mutate):
 
 
 class Helped(nn.Module):
-    """Its forward calls a method that is a target itself."""
+    """A module whose forward calls a method that is a target itself."""
 
     def __init__(self):
         super().__init__()

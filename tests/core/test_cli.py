@@ -1,4 +1,4 @@
-"""The command line, as a person and as a program meets it."""
+"""The command line, as people and as programs use it."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Commands of other distributions, and a measurer: found by entry points, imported late, said where they are broken."""
+"""Commands and measurers of other distributions are found by entry points, imported late, and reported if broken."""
 
 import json
 
@@ -115,7 +115,7 @@ def test_without_a_measurer_nothing_is_measured_or_changed(manager, monkeypatch,
 
 
 def refuses_everything(model, measure, *, device_type, gradients, anew):
-    """A measurer of somebody else."""
+    """A measurer of a third party."""
     assert (measure, device_type, gradients, anew) == (True, None, True, False)
     raise PlanError(f"asked about a {type(model).__name__}")
 

@@ -14,7 +14,7 @@ from fuseplug.disk_cache import folder
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """A working directory two below *tmp_path*, and no variable of Fuseplug."""
+    """A working directory two levels below *tmp_path*, without Fuseplug's environment variables."""
     deep = tmp_path / "project" / "src"
     deep.mkdir(parents=True)
     monkeypatch.chdir(deep)
@@ -125,7 +125,7 @@ class TestObeyed:
 
     @pytest.mark.parametrize("every", ["true", "false"])
     def test_by_the_sizes(self, here, fusing, every):
-        """What measures needs to know says where it is set."""
+        """The error for measuring names the file that asks for every size."""
         (here / "fuseplug.toml").write_text(f"every_size = {every}")
         with pytest.raises(Exception, match=f"every_size in {here}" if every == "true" else "cannot be measured|batch"):
             fusing.plan(torch.nn.Linear(1, 1), measure=3)
@@ -155,7 +155,7 @@ class TestCommand:
 
 
 OF_A_RUN = {"FUSEPLUG_AUTO", "FUSEPLUG_RUN", "FUSEPLUG_RUN_MODULES"}
-"""Of the processes of one ``fuseplug run``, which read no file before they import torch."""
+"""Variables for the processes of one ``fuseplug run``, which read no file before they import torch."""
 
 
 def test_every_variable_of_ours_is_a_setting():

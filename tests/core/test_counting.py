@@ -1,4 +1,4 @@
-"""The calls of a target are counted for its module, from when it was fused, whichever handle is asked."""
+"""A target's calls are counted for its module, from when it was fused, and every handle gives the same counts."""
 
 import copy
 import gc
@@ -20,7 +20,7 @@ def fusing():
 
 
 def told(applied, op="apply_rotary"):
-    """By path, how many calls of a function the kernel computed, and how many the original."""
+    """How many calls of a function the kernel and the original computed, by path."""
     return {each.paths[0]: (each.fused, each.original) for each in applied.calls() if each.target.function == op}
 
 
@@ -89,7 +89,7 @@ def test_a_module_with_the_number_of_one_that_is_gone_is_counted_anew(fusing):
         model(inputs())
         assert {each.fused for each in fusing.applied_to(model).calls()} == {1}
         del model
-        gc.collect(1)  # it is young, and all that the process has would take a second
+        gc.collect(1)  # the model is young, and a full collection would take a second
 
 
 def fused_once(fusing):

@@ -1,4 +1,4 @@
-"""Nothing that a kernel makes lands on the default device, which is the caller's."""
+"""No tensor that a kernel makes lands on the default device, which belongs to the caller."""
 
 import ast
 from pathlib import Path
@@ -14,7 +14,8 @@ FACTORIES = {
     *("tensor", "as_tensor", "arange", "linspace", "logspace", "zeros", "ones", "empty", "full", "eye"),
     *("rand", "randn", "randint", "randperm", "scalar_tensor"),
 }
-# Modules of the conformance kit are made where their caller wants them; other tensors are of the check before a plan.
+# Specimens are modules of the conformance kit, made where their caller wants them. Their other tensors belong to the
+# check before a plan.
 ELSEWHERE = {"specimens.py", "specimens"}
 SOURCES = [path for path in sorted(ROOT.glob("kernel-packages/*/src/**/*.py")) if not ELSEWHERE & {*path.parts}]
 

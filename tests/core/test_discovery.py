@@ -1,4 +1,4 @@
-"""What is installed, in every state it can be in."""
+"""Installed kernels, in every state that they can be in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def source(kernel_id: str, extra: str = "") -> str:
 
 
 def find(prefix: str = "x-", **environ: str) -> dict[str, KernelRecord]:
-    """The records of the test's own distributions, and of what the environment asks for in vain."""
+    """The records of the test's own distributions, and of kernels that the environment names in vain."""
     variables = {f"FUSEPLUG_{name.upper()}": value for name, value in environ.items()}
     return {r.name: r for r in discover(variables) if r.distribution.startswith(prefix) or not r.distribution}
 
@@ -108,7 +108,7 @@ def test_entry_point_to_nothing(distribution, value):
 
 
 class TestDamagedMetadata:
-    """Reading what is installed must not stop at the first distribution that is half there."""
+    """Discovery must not stop at the first distribution whose metadata is damaged."""
 
     @pytest.mark.parametrize(
         "damage",
@@ -197,7 +197,7 @@ class TestConflict:
         chosen = quarantined.reason.partition("FUSEPLUG_KERNELS=")[2].partition(",")[0]
         states = {name: r.state for name, r in find(prefix="", kernels=chosen).items() if r.kernel_id == kernel_id}
         assert states[f"{first}:{kernel_id}"] == "off"
-        assert states[f"{newcomer}:{kernel_id}"] == "broken"  # it was imported, and there is no class in it
+        assert states[f"{newcomer}:{kernel_id}"] == "broken"  # it was imported, and contains no class
 
     def test_the_id_of_a_backend_belongs_to_no_distribution_named_after_it(self, package):
         package("fuseplug-x", "x_norm")
@@ -271,7 +271,7 @@ class TestRequirements:
         assert self.installed(package, tmp_path, "triton>=3.6; extra == 'cuda'", extras="[cuda]").state == state
 
     def test_planned_for_another_machine(self, package, tmp_path):
-        """What an extra names is a matter of the machine; what the distribution itself needs is not."""
+        """The requirements of an extra depend on the machine; those of the distribution itself do not."""
         here = self.installed(package, tmp_path, "no-such-thing>=2; extra == 'npu'")
         there = elsewhere(here)
         assert (there.state, there.requires, there.kernel.kernel_id) == ("ready", "x-needy[npu]", "needy")
@@ -429,7 +429,7 @@ class TestManager:
         for _ in range(2):
             states = {r.distribution: r.state for r in ours.kernels() if r.kernel_id == "a"}
             assert states == {"(registered)": "ready", "x-a": "conflict"}
-            ours.register(kernel_class("a"))  # again, as a notebook does
+            ours.register(kernel_class("a"))  # registers again, as a notebook does
 
     def test_register_kernel_is_that_of_the_manager(self):
         import fuseplug

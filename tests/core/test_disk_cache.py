@@ -1,4 +1,4 @@
-"""What a kernel passed is kept for other processes, until anything changes that it depends on."""
+"""Passed checks are kept for other processes, until anything changes that they depend on."""
 
 import importlib
 import os
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("examined_once")
 
 
 def install(folder, name, version, when=BEFORE):
-    """Write the metadata of a distribution, in the place of another version."""
+    """Write a distribution's metadata in place of any other version's."""
     for other in folder.glob(f"{name}-*.dist-info"):
         other.rmdir()
     path = folder / f"{name}-{version}.dist-info"
@@ -54,7 +54,7 @@ def install(folder, name, version, when=BEFORE):
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
-    """Install a distribution with a kernel; give a function that writes a file of it."""
+    """Install a distribution with a kernel; return a function that writes one of its files."""
     root = tmp_path / "kept_kernel"
     root.mkdir()
     install(tmp_path, "kept_kernel", "1.0")
@@ -76,7 +76,7 @@ def cache(tmp_path, monkeypatch):
     where = tmp_path / "cache"
     monkeypatch.setenv(disk_cache.VARIABLE, str(where))
     installed = evidence._must_be_installed
-    # This checkout is installed as editable, and the kernel's reference is a test's.
+    # This checkout is installed as editable, and the kernel's reference belongs to the tests.
     here = ("fuseplug", "support")
     monkeypatch.setattr(evidence, "_must_be_installed", lambda name: name.startswith(here) or installed(name))
     monkeypatch.setattr(evidence, "_installed", evidence._installed.__wrapped__)
@@ -85,7 +85,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def checked(written, cache):
-    """Plan a norm; say what the report says of the check, and how often the kernel was called for it."""
+    """Plan a norm; return what the report says of the check, and how often the kernel was called."""
 
     def run(module=None, **options):
         numbers = importlib.import_module("kept_kernel.numbers")
@@ -196,7 +196,7 @@ class TestWhatMakesItRunAgain:
             torch.set_num_threads(threads)
 
     def test_another_version_of_the_driver(self, checked, tmp_path, monkeypatch):
-        """Or of what else is below torch; of a file that is not there the key says so."""
+        """Or of anything else below torch. An absent file counts as one more version."""
         version = tmp_path / "version.info"
         monkeypatch.setitem(evidence._VERSION_FILES, "cpu", (str(version),))
         checked()
@@ -236,7 +236,7 @@ class TestWhatIsNotKept:
 
     @pytest.mark.parametrize("when", ["not installed", "installed since"])
     def test_anything_of_a_kernel_whose_version_is_not_known(self, checked, tmp_path, cache, when):
-        """As where it is editable; or the process may have imported what was there before."""
+        """The kernel may be editable, or installed so late that the process may have imported older files."""
         (tmp_path / "kept_kernel-1.0.dist-info").rmdir()
         if when == "installed since":
             install(tmp_path, "kept_kernel", "1.1", when=time.time() + 1)
@@ -286,7 +286,7 @@ class TestWhatIsNotKept:
 class TestTimes:
     @pytest.fixture
     def timed(self, written, cache, monkeypatch):
-        """Measure a norm; say how much was timed, and what the report has of it."""
+        """Measure a norm; return the number of timings, and what the report says of them."""
         monkeypatch.delenv("FUSEPLUG_EVERY_SIZE")
         monkeypatch.setattr(timing, "SECONDS", 0.01)
         count, by_turns = [0], timing.by_turns

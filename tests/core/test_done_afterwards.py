@@ -1,4 +1,4 @@
-"""What else people do to a model that is fused: it computes what the unfused one does when that is done to it."""
+"""Other changes that people make to a fused model: it then computes the same as an unfused model with that change."""
 
 import copy
 
@@ -140,7 +140,7 @@ DONE = [
 
 
 def step(model, x=None):
-    """The output, and the gradient of the input and of every parameter."""
+    """The output, and the gradients of the input and of every parameter."""
     x = inputs().requires_grad_() if x is None else x
     model.zero_grad()
     y = model(x)
@@ -149,7 +149,7 @@ def step(model, x=None):
 
 
 def ours(model):
-    """The modules that hold a method other than their class's own."""
+    """The paths of the modules that hold a method other than their class's own."""
     return [path for path, module in model.named_modules() for name in METHODS if not is_own(module, name)]
 
 

@@ -1,4 +1,4 @@
-"""`Plan.explain`: what every kernel says of one module, those included that have nothing to do with it."""
+"""`Plan.explain`: what every kernel says of one module, even if the kernel has nothing to do with it."""
 
 import pytest
 from support.kernels import NormKernel, variant_of

@@ -38,7 +38,7 @@ def test_a_reference_that_takes_no_compute_is_refused_when_the_function_is_made(
 
 
 def one_row_by_reference(x, *arguments):
-    """A kernel's function that serves no single row."""
+    """A kernel's function that leaves a single row to its reference."""
     if x.shape[:-1].numel() == 1:
         return by_reference(norm_reference, x, *arguments)
     return quiet_norm(x, *arguments)

@@ -1,4 +1,4 @@
-"""A call that is too small to gain, or that something traces, is the original's."""
+"""The original computes calls that are too small to gain, or that something traces."""
 
 import dataclasses
 import sys
@@ -108,7 +108,7 @@ def test_a_kernel_may_gain_in_the_smallest_calls_too():
     module = Norm()
     applied = manager_of(TwoEnds).apply_all(module)
     for number, ours in {1: 1, 2: 1, 3: 0, 7: 0, 8: 1}.items():
-        for _ in range(2):  # the first call of a module is counted on the long way
+        for _ in range(2):  # a module's first call passes the whole guard, which starts the count
             ran.clear()
             module(rows(number))
             assert ran["norm"] == ours, number
@@ -244,7 +244,7 @@ def test_the_work_of_a_proposal_is_a_positive_number(work):
 
 
 def functions_entered(call):
-    """The names of the Python functions that *call* enters, in their order."""
+    """The names of the Python functions that *call* enters, in order."""
     entered = []
     sys.setprofile(lambda frame, event, _: entered.append(frame.f_code.co_name) if event == "call" else None)
     try:
@@ -257,7 +257,7 @@ def functions_entered(call):
 def test_a_small_call_comes_to_the_original_through_one_function():
     module, applied = fused()
     x = rows(2)
-    module(x)  # the first call of a module is counted on the long way
+    module(x)  # a module's first call passes the whole guard, which starts the count
     way = functions_entered(lambda: module.forward(x))
     assert way[:4] == ["<lambda>", "replaced", "is_dynamo_compiling", "forward"]
     assert [(calls.fused, calls.original) for calls in applied.calls()] == [(0, 2)]

@@ -1,4 +1,4 @@
-"""The guard compares everything that is watched at each call."""
+"""At each call, the guard compares everything that is watched."""
 
 import functools
 
@@ -33,7 +33,7 @@ def test_a_function_is_compared_whatever_its_name(name):
 
 
 class Untouchable:
-    """Nothing of it may be looked up: that takes longer than the rest of a call that is declined."""
+    """Refuses every lookup, because one would take longer than the rest of a declined call."""
 
     def __getattribute__(self, name):
         raise RuntimeError(f"{name} was looked up")
@@ -77,7 +77,7 @@ def with_a_named_default(x, *, unsqueeze_dim=1):
     return x
 
 
-def with_a_tensor(x, scale=torch.ones(2)):  # noqa: B008 - as third parties write
+def with_a_tensor(x, scale=torch.ones(2)):  # noqa: B008 - as third parties write it
     return x
 
 
@@ -89,7 +89,7 @@ def test_a_function_with_defaults_is_the_same_in_a_compiled_call(function):
 
 
 class Config:
-    """With a look-up of its own, as those of transformers."""
+    """Looks attributes up in its own way, as configs of transformers do."""
 
     size = 3
 

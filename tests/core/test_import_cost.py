@@ -1,4 +1,4 @@
-"""What the import of a plug-in costs is recorded and said: it is slow, or imports what takes seconds."""
+"""Fuseplug records and reports plug-ins that are slow to import, or that import a module that takes seconds."""
 
 import json
 
@@ -27,7 +27,7 @@ def test_a_slow_import_is_recorded_however_it_ends(package, ending, state):
 
 
 def test_a_quick_import_costs_nothing(package, monkeypatch):
-    monkeypatch.setattr("fuseplug.discovery.import_cost.SLOW", 60.0)  # on a busy machine
+    monkeypatch.setattr("fuseplug.discovery.import_cost.SLOW", 60.0)  # a busy machine may be slow
     package("x-costly", "costly", source=COSTLY)
     assert costly().import_costs == ()
 

@@ -23,13 +23,13 @@ QUIET = []
 
 @pytest.fixture
 def said(caplog):
-    """What was logged, by level."""
+    """A function that returns the logged messages of a level."""
     caplog.set_level(logging.INFO, logger="fuseplug")
     return lambda level="WARNING": [record.getMessage() for record in caplog.records if record.levelname == level]
 
 
 def looked(applied, run, steps=3, **options):
-    """What is found by looking after each of *steps* calls of *run*."""
+    """What a check finds after the last of *steps* calls of *run*; checks after the other calls find nothing."""
     found = []
     for _ in range(steps):
         run()
@@ -61,7 +61,7 @@ def test_a_dtype_that_was_not_checked_is_the_reason_in_one_line_for_all_layers(f
 
 
 def test_a_class_that_was_patched_is_the_reason(fusing, model, said, monkeypatch):
-    """As Liger's patches of a whole class are, which leave ours in place."""
+    """Liger patches whole classes in this way, and our replacement stays in place."""
     applied = fusing.apply_all(model)
     monkeypatch.setattr(Norm, "forward", lambda self, hidden_states: hidden_states)
     looked(applied, lambda: model(inputs()))
@@ -69,7 +69,7 @@ def test_a_class_that_was_patched_is_the_reason(fusing, model, said, monkeypatch
 
 
 def test_the_reasons_are_those_of_a_few_calls(fusing, model, monkeypatch):
-    """A reason takes long to find; in a step with many microbatches it is not asked for in each."""
+    """A reason takes long to find, so a step with many microbatches does not look for it in each of them."""
     applied = fusing.apply_all(model)
     model.half()
     asked = []
@@ -147,7 +147,7 @@ def test_a_lost_replacement_is_named_with_what_is_there(fusing, model, said):
 
 
 class TestUnasked:
-    """Ten calls are enough, and nobody has to ask."""
+    """The warning comes after ten calls, and nobody has to ask for it."""
 
     @pytest.fixture
     def fusing(self):

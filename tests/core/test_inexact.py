@@ -1,4 +1,4 @@
-"""A kernel whose original nobody can equal bit for bit states a tolerance, and wrong semantics are still told apart."""
+"""A kernel whose original nobody can equal bit for bit states a tolerance; wrong semantics are still found."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ HIDDEN = 16
 
 
 class Backwards(nn.Module):
-    """``silu(gate) * up`` summed over groups from the last to the first, as no reference here does."""
+    """``silu(gate) * up`` summed over groups from the last to the first; no reference here does so."""
 
     def __init__(self):
         super().__init__()

@@ -225,7 +225,7 @@ def test_a_kernel_written_for_the_other_interface_says_how_to_port_it(kernel, sa
 
 
 class TestClasses:
-    """What `scan_all_kernels` and an import by name give."""
+    """The classes that `scan_all_kernels` and an import by name give."""
 
     def test_are_the_kernels_own_with_apply(self):
         found = scan_all_kernels()["toy_norm"]

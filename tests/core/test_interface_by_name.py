@@ -1,4 +1,4 @@
-"""`fuseplug.interface` has the class of an installed kernel by its name, in each state the kernel can be in."""
+"""Imports of an installed kernel's class from `fuseplug.interface`, in each state that the kernel can be in."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from fuseplug import DiscoveryError, KernelManager, interface
 
 @pytest.fixture
 def use(monkeypatch):
-    """Let the interface see the distributions of the test, and take the environment as given."""
+    """Let the interface see the test's distributions, under the environment variables that are given."""
 
     def use(**environ):
         variables = {"ALLOW": "x-odd,x-even", **environ}

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first asked for."""
+"""Names of a package that are imported at their first use."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from fuseplug.lazy import lazy
 
 
 def test_a_name_is_not_that_of_its_module():
-    # The import of a module puts it into its package, under its name: `__getattr__` is asked no more.
+    # Importing a module sets it in its package, under its own name, so Python no longer asks `__getattr__`.
     with pytest.raises(
         ValueError, match=r"here\.compare would be the module here\.compare once that is imported: rename it"
     ):

@@ -1,4 +1,4 @@
-"""In which mixes of dtypes a kernel is run and used, and what a kernel that refuses its arguments leaves."""
+"""The mixes of dtypes in which a kernel is run and used, and calls whose arguments a kernel refuses."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def refusing(x, weight, eps, offset=None, cast_last=False):
 
 
 class Derived(NormKernel):
-    """Its proposals say nothing of what is likely."""
+    """A kernel whose proposals do not say which mixes are likely."""
 
     kernel_id = "derived_norm"
 
@@ -30,7 +30,7 @@ class Derived(NormKernel):
 
 @pytest.fixture
 def applied_to(manager):
-    """Applies one kernel to a norm, in float32: gives both."""
+    """Apply one kernel to a norm in float32; return the norm and the handle."""
 
     def apply(kernel):
         manager.register(kernel)

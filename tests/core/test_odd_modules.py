@@ -1,4 +1,4 @@
-"""One odd module is one line of the report, and everything else is planned."""
+"""An odd module is one line of the report, and everything else is planned."""
 
 import re
 import threading
@@ -61,7 +61,7 @@ def fake(norm):
 
 
 def escaped():
-    """A tensor that `torch.func` wrapped, after its function has ended."""
+    """A tensor that `torch.func` wrapped, and that outlives the function."""
     kept = []
     torch.func.vmap(lambda x: kept.append(x) or x)(torch.ones(16, 2))
     return kept[0]
@@ -76,7 +76,7 @@ def raising(*args):
 
 
 class Without(nn.Module):
-    """Its ``__init__`` forgets that of `nn.Module`."""
+    """A module whose ``__init__`` does not call that of `nn.Module`."""
 
     def __init__(self):
         pass
@@ -91,7 +91,7 @@ class Uncopying:
 
 
 class Asking(Norm):
-    """Its forward needs what cannot be copied."""
+    """A norm whose forward needs an attribute that cannot be copied."""
 
     def __init__(self):
         super().__init__()
@@ -132,7 +132,7 @@ class Class(Norm):
 
 
 class Listing(Norm):
-    """Its forward calls a module that is no child of it."""
+    """A norm whose forward calls a module that is not its child."""
 
     def __init__(self):
         super().__init__()
@@ -190,7 +190,7 @@ def nested(layout):
     return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
 
 
-# The reason in the report; None: fused like any other.
+# Each with the reason in the report; None if it is fused like any other module.
 ODD = {
     "sparse buffer": (lambda: with_buffer(torch.eye(3).to_sparse()), "sparse_coo, and kernels read dense"),
     "CSR attribute": (lambda: with_attribute(torch.eye(3).to_sparse_csr()), "sparse_csr, and kernels read dense"),
@@ -236,7 +236,7 @@ ODD = {
 
 
 RAISE_IN_MATCH = {"__getattr__", "__getattribute__"}
-"""Those that a kernel cannot look at. The row is then the kernel's."""
+"""Modules that a kernel cannot look at. The report then has an error of the kernel, and no row for the module."""
 
 
 @pytest.fixture(autouse=True)

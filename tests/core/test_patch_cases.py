@@ -1,4 +1,4 @@
-"""Models that are not plain: shared, scripted, replaced, called in unusual ways; and several kernels for one target."""
+"""Shared modules, foreign forwards, unusual calls, several kernels for one target, and parents that cover."""
 
 import inspect
 
@@ -132,7 +132,7 @@ def test_a_wrong_call_raises_what_the_original_raises(fusing, args, kwargs):
 
 
 class Peeking(Norm):
-    """Its decorator looks at how it was called, as those of transformers do."""
+    """A norm whose decorator looks at how it was called, as decorators of transformers do."""
 
     def _peeking(function):
         import functools

@@ -7,7 +7,7 @@ from support.models import Toy
 
 @pytest.fixture
 def norms(model):
-    """The paths of the norms of the model, all of which are alike."""
+    """The paths of the model's norms, which are all alike."""
     return [path for path, module in model.named_modules() if type(module).__name__ == "Norm"]
 
 

@@ -1,4 +1,4 @@
-"""Text of third parties does nothing to a terminal."""
+"""Text of third parties cannot control a terminal."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A child that was forked while another thread fused a model can fuse one itself."""
+"""A process that was forked while another thread was fusing a model can fuse one itself."""
 
 import os
 import threading
@@ -18,7 +18,7 @@ PATIENCE = 60
 
 
 def exit_code(child):
-    """That of *child*, run in a fork of this process; -1 if it does not end."""
+    """The exit code of *child*, run in a fork of this process; -1 if it does not end."""
     number = os.fork()
     if number == 0:
         try:
@@ -39,7 +39,7 @@ def exit_code(child):
 
 @pytest.fixture
 def held():
-    """A function that has another thread hold a context until the test is over."""
+    """A function that makes another thread hold a context until the test is over."""
     over, threads = threading.Event(), []
 
     def hold(context):
@@ -68,7 +68,7 @@ def held():
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_does_not_wait_for_a_thread_that_it_has_not(held, context):
     manager = manager_of(NormKernel)
-    manager.apply_all(Toy())  # what is imported and compiled for the first time is no matter here
+    manager.apply_all(Toy())  # so that the fork does not import or compile anything for the first time
     held(context())
 
     def child():

@@ -1,4 +1,4 @@
-"""A long plan shows how far it has come, on a terminal alone."""
+"""A long plan shows how far it has come, but only on a terminal."""
 
 import contextlib
 import io
@@ -41,7 +41,7 @@ def impatient(monkeypatch):
 
 @pytest.fixture
 def plan(monkeypatch):
-    """Plan four modules, each of which takes so many seconds to decide."""
+    """Plan four modules, each of which takes the given number of seconds to decide."""
     decide = planning.Decider.decide
 
     def run(seconds):

@@ -1,4 +1,4 @@
-"""Planning runs copies: nothing that a forward or a kernel changes is the model's, or another thread's."""
+"""Planning runs copies, so forwards and kernels change nothing of the model or of another thread."""
 
 import collections
 import copy
@@ -15,7 +15,7 @@ from torch import nn
 
 
 class Noting(Norm):
-    """Counts its calls in whatever it holds."""
+    """A norm that counts its calls in the object that it holds."""
 
     def __init__(self, held, note):
         super().__init__()
@@ -155,11 +155,11 @@ def test_children_of_examples_are_copied(manager):
 
 
 def test_planning_what_draws_nothing_leaves_the_generators_to_others():
-    """`run` is told whether a forward may draw; where it may not, the process's generators are not touched."""
+    """A `Subject` is told whether its forward may draw. If not, `run` leaves the process's generators alone."""
     from fuseplug_verify import Example, Subject
 
     def drawing(module, x):
-        torch.rand(3)  # stands for another thread
+        torch.rand(3)  # stands for a draw of another thread
         return x * 1
 
     state = torch.get_rng_state()

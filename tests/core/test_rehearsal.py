@@ -1,4 +1,4 @@
-"""A kernel whose first call compiles says how it is called ahead, and a plan calls it so before it checks it."""
+"""A kernel whose first call compiles may declare a rehearsal, in which a plan calls it before the check."""
 
 from __future__ import annotations
 

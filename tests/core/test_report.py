@@ -1,4 +1,4 @@
-"""The report says everything a person needs, once, in text and as data."""
+"""The report says everything that a person needs, once, in text and as data."""
 
 import json
 
@@ -13,7 +13,7 @@ from fuseplug import Rejection
 
 @pytest.fixture(scope="module")
 def everything():
-    """One of each answer there is."""
+    """A report with one answer of each kind."""
     manager = manager_of()
     manager.register(variant_of(NormKernel, "a_best", priority=5, function="support.bad:zeros"))
     manager.register(variant_of(NormKernel, "b_good", priority=4))
@@ -71,7 +71,7 @@ def test_the_text_says(everything, what):
 
 
 def _in_cells(text, said):
-    """Whether every word of *said* is there: long cells are folded."""
+    """Whether *text*, whose long cells are folded, contains every word of *said*."""
     return all(word in text for word in said.split())
 
 

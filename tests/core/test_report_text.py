@@ -1,4 +1,4 @@
-"""What a person reads of a report, on a wide and on a narrow terminal."""
+"""The text of a report, on wide and on narrow terminals."""
 
 import io
 from dataclasses import replace
@@ -79,7 +79,7 @@ def test_where_nothing_is_wrapped_a_reason_is_one_line(report):
 
 
 class Measured(str):
-    """What a measurer gives a report."""
+    """A figure, as a measurer gives it to a report."""
 
 
 class TestEncodings:

@@ -1,4 +1,4 @@
-"""With rounding="exact", only kernels that are the original bit for bit are used."""
+"""With rounding="exact", only kernels that equal the original bit for bit are used."""
 
 import contextlib
 import json
@@ -18,12 +18,12 @@ REFERENCE = "support.kernels:norm_reference"
 
 
 def large_differ(x, *args):
-    """The original's bits up to 4096 elements."""
+    """Has the original's bits for up to 4096 elements."""
     return (norm_reference if x.numel() <= 4096 else quiet_norm)(x, *args)
 
 
 def beyond_differ(x, *args):
-    """The original's bits at all sizes that are tried otherwise."""
+    """Has the original's bits at all sizes that are tried without ``rounding="exact"``."""
     return (norm_reference if x.numel() <= 6144 else quiet_norm)(x, *args)
 
 
@@ -41,7 +41,7 @@ def strided_differ(x, *args):
 
 
 class OtherGradient(torch.autograd.Function):
-    """The same number, and a gradient that is off by one bit."""
+    """The identity, with a gradient that is off by one bit."""
 
     @staticmethod
     def forward(ctx, x):

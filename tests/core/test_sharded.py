@@ -1,4 +1,4 @@
-"""Models that two processes share: FSDP's two forms, and copies of one model; wrapped before fusing and after."""
+"""Models on two processes: both forms of FSDP, and data-parallel copies, wrapped before fusing and after."""
 
 import itertools
 
@@ -14,7 +14,7 @@ from torch import distributed, nn
 
 pytestmark = [
     pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed"),
-    pytest.mark.xdist_group("sharded"),  # all that is asked is of one run
+    pytest.mark.xdist_group("sharded"),  # one run of the two ranks answers all tests
 ]
 
 
@@ -54,7 +54,7 @@ WRAPS = {
 
 
 def step(model):
-    """A loss of this rank's own data, and this rank's part of every gradient."""
+    """The loss for this rank's own data, and this rank's part of every gradient."""
     model.zero_grad()
     loss = model(inputs(seed=distributed.get_rank())).square().mean()
     loss.backward()
@@ -79,7 +79,7 @@ def fused_before(wrap):
     assert len(applied.report.fused) == 7
     wrapped = WRAPS[wrap](model)
     runs(wrapped, want, 5, 2)
-    # Asked again it changes nothing, whatever it can see of the model by now.
+    # A second call changes nothing, whatever it can see of the wrapped model.
     fusing.apply_all(wrapped)
     assert applied.lost == []
     runs(wrapped, want, 5, 2)
@@ -91,7 +91,7 @@ def fused_before(wrap):
 def fused_after(wrap):
     fusing, model = manager(), WRAPS[wrap](Toy())
     want = step(WRAPS[wrap](Toy()))
-    for _ in range(2):  # before it runs for the first time, and after: what the modules hold differs
+    for _ in range(2):  # before the first run, and after it, when the modules hold other things
         before = state_of(model)
         applied = fusing.apply_all(model)
         same_on_all(told(applied.report))
@@ -114,7 +114,7 @@ def fused_after(wrap):
 
 
 class Mixed(nn.Module):
-    """A part that FSDP flattens, one that it is told to ignore, and one without parameters."""
+    """A norm that FSDP flattens, a norm that it is told to ignore, and an MLP without parameters of its own."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A proposal for several targets, for some calls only, with a lazy result, and with the user's consent."""
+"""Proposals for several targets, for some calls only, with a lazy result, and with the user's consent."""
 
 import copy
 import pickle
@@ -196,7 +196,7 @@ def test_copies(copied, model):
 
 
 class Rotating(Model):
-    """Replaced in two ways in one method: a scope goes around it, and it looks up a function."""
+    """A model with two replacements in one method: a scope around it, and a function that it looks up."""
 
     def forward(self, x, labels=None, **kwargs):
         cos, sin = x.cos(), x.sin()
@@ -212,7 +212,7 @@ def test_it_goes_around_what_is_replaced_in_the_same_method():
     applied = manager.apply_all(model)
     assert {str(entry.target) for entry in applied.report.fused} == {"head.forward", "forward:apply_rotary"}
     for only in ("toy_free_sum", "toy_rotary"):
-        manager.apply(only, model)  # what is there stays
+        manager.apply(only, model)  # replacements that are in place stay
     torch.testing.assert_close(step(model)[:1], want)
     assert all(calls.fused and not calls.original for calls in applied.calls())
     applied.undo()
@@ -270,7 +270,7 @@ def test_a_trial_says_what_was_made_real(model):
     assert applied.calls()[0].made_real == {"argmax": 1}
 
 
-# --- what is verified
+# --- verification
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ class Block(nn.Module):
 
 
 class TwoNorms(NormKernel):
-    """Both norms of a block, or none."""
+    """Replaces both norms of a block, or none."""
 
     kernel_id = "toy_two_norms"
 

@@ -1,4 +1,4 @@
-"""What the modules `torch_private` say of torch's private names, asked of the torch that is installed."""
+"""What the `torch_private` modules claim about torch's private names, checked with the installed torch."""
 
 import inspect
 import shutil
@@ -44,12 +44,12 @@ ELSEWHERE = {
         *("is_fwd_grad_enabled", "swap_values", "without_memory"),
     },
 }
-"""The members that are what the tests of their users are about."""
+"""Members that are tested with the code that uses them, by the file of the tests."""
 MISCOMPILES_FUNCTIONS = private.MISCOMPILES_FUNCTIONS
 
 
 def of(*names):
-    """Mark a test as that of these members."""
+    """Mark a test as the test of these members."""
     TESTED.update(names)
     return lambda test: test
 
@@ -78,7 +78,7 @@ def test_what_is_traced_away_runs_while_tracing_and_leaves_nothing():
 
 
 class Written(torch.autograd.Function):
-    """``2 x``, written into its result."""
+    """``2 x``, computed by writing into its result."""
 
     @staticmethod
     def forward(ctx, x):
@@ -212,7 +212,7 @@ def test_what_is_built_elsewhere_is_waited_for(end):
     from torch._inductor.async_compile import AsyncCompile
 
     builders, own = Promised(), AsyncCompile.cpp_pybinding
-    factor = 3 if end == "keep" else 5  # Inductor keeps what it has built in this process
+    factor = 3 if end == "keep" else 5  # Inductor would reuse a program that it has built in this process
     found = inductor.recorded(lambda x: [x * factor], [torch.ones(4, 3)], [(0,)])
     run, wait = inductor.compiled_by_inductor(found, builders.begin)
     assert len(builders.promised) == 1

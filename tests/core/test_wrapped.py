@@ -1,4 +1,4 @@
-"""Wrappers around a module's forward, before us and after: parallelism's, mixed precision's, hooks', anybody's."""
+"""Wrappers that others put around a module's forward, before or after us, for parallelism, mixed precision or hooks."""
 
 import copy
 import functools
@@ -67,7 +67,7 @@ def remembered(module):
 
 
 class Implementation:
-    """As transformers' expert parallelism keeps the experts' own forward."""
+    """Keeps a module's own forward, as transformers' expert parallelism keeps that of the experts."""
 
     def __init__(self, module):
         self.experts_forward = module.forward
@@ -137,7 +137,7 @@ wrapped_in = pytest.mark.parametrize("wrap", WRAPPERS, ids=[each.__name__ for ea
 
 
 def holds(value, seen=None):
-    """Every function and method that *value* is made of, in order: what must be as it was after an undo."""
+    """Every function and method that *value* consists of, in order. An undo must restore them all."""
     seen = [] if seen is None else seen
     if isinstance(value, nn.Module) or any(_one(value, each) for each in seen):
         return seen
@@ -191,7 +191,7 @@ def test_wrapped_afterwards_it_is_in_place_and_taken_out_from_under_the_wrapper(
     found, count = norms_run(model)
     assert torch.equal(found, want)
     assert count == 0
-    # Nothing of it is left, not even where the wrapper only remembers what it was put around.
+    # Nothing of the replacement is left, not even where the wrapper only remembers the function that it wraps.
     kinds = [getattr(each, "__qualname__", type(each).__name__) for each in holds(part.forward)]
     assert kinds == [getattr(each, "__qualname__", type(each).__name__) for each in holds(plain.forward)]
     assert not [each for each in holds(part.forward) if "_marks" in getattr(each, "__globals__", {})]
@@ -267,11 +267,11 @@ def test_calls_that_overlap_are_undone_one_by_one_under_a_wrapper(fusing, model)
     assert norms_run(model)[1] == 0
 
 
-# --- what holds no method of this module
+# --- wrappers that hold no method of this module
 
 
 def plain_function(module):
-    """As accelerate's mixed precision does: the wrapper holds a function, and every copy of the model that wrapper."""
+    """Wrap like accelerate's mixed precision: the wrapper holds a function, and copies of the model share it."""
     function = module.forward.__func__
 
     def forward(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""What a caller writes into between forward and backward: allowed or refused as with the original."""
+"""Writing into a tensor between forward and backward is allowed or refused as with the original."""
 
 import itertools
 
@@ -15,7 +15,7 @@ from fuseplug_swiglu.backends import inductor as gates
 
 
 def gradients(compute, tensors, written):
-    """The gradients of *tensors* if *written* is written into after the forward, or the error."""
+    """The gradients after a write into input number *written*, or into the output; ``None`` if torch refuses."""
     leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
     inputs = [leaf * 1 for leaf in leaves]
     y = compute(*inputs)

@@ -1,4 +1,4 @@
-"""Hostile distributions, all installed at once: everything does its work, and names each of them."""
+"""Hostile distributions, all installed at once: Fuseplug still does its work, and names each of them."""
 
 import json
 import signal
@@ -50,14 +50,14 @@ ON_IMPORT = {
     "slow": ("import time; time.sleep(0.6)", "importing x_slow takes 0."),
     "later": ("Kernel.api = 2", "it was written for API 2"),
 }
-"""What each does when it is imported, and what is said of it."""
+"""What each does on import, and what Fuseplug says of it."""
 
 IN_MATCH = {
     "mutates": ("site.module.seen = True", "it changed the module it was asked about"),
     "leaves": ("raise SystemExit(3)", "SystemExit while matching: 3"),
     "greedy": (GREEDY, "computes none of the known variants"),
 }
-"""What each does when it is asked, and what is said of it."""
+"""What each does when it is asked about a module, and what Fuseplug says of it."""
 
 BY_METADATA = {
     "x-clash:toy_norm": "the id is that of toy, which stays in force; uninstall x-clash",
@@ -65,12 +65,12 @@ BY_METADATA = {
     "x-two:both": "claimed by x-one:both and x-two:both",
     "x-needs:needs": "needs no-such-thing",
 }
-"""What is said of those that are not imported."""
+"""What Fuseplug says of kernels that it does not import."""
 
 
 @pytest.fixture
 def zoo(package, site):
-    """All of them, and one right kernel."""
+    """All hostile distributions, and one with a right kernel."""
     for name, (text, _) in ON_IMPORT.items():
         package(f"x-{name}", name, source=KERNEL.format(name, "return None") + text)
     for name, (text, _) in IN_MATCH.items():

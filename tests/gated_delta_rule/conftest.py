@@ -1,4 +1,4 @@
-"""A kernel whose function is the reference, so that what is found can be tested without computing in chunks."""
+"""A kernel whose function is the reference, so that tests of what is found compute nothing in chunks."""
 
 import pytest
 from support.recurrences import reference_manager

@@ -1,4 +1,4 @@
-"""The gated delta rule in chunks: which calls are computed so, and that it does not matter how they are cut."""
+"""The gated delta rule in chunks: which calls are computed in chunks, and that any cut gives the same."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ every = pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 
 @pytest.fixture
 def in_chunks(monkeypatch):
-    """The segments that are computed, by their tokens."""
+    """The number of tokens of each segment that is computed."""
     computed = []
 
     def scan(segment, state):

@@ -1,4 +1,4 @@
-"""The inverse of a triangular matrix, as gated delta rules have it on NPUs."""
+"""The inverse of a triangular matrix, as gated delta rules compute it on NPUs."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from fuseplug_gated_delta_rule.backends import npu
 
 @pytest.mark.parametrize("rows", [16, 48, 64])
 def test_the_inverse_is_as_exact_as_a_solver(rows):
-    """Also of what has large powers: 2 everywhere below the diagonal, as the same key again and again gives."""
+    """Also for a matrix with large powers: 2 everywhere below the diagonal, as the same key again and again gives."""
     segment = object.__new__(npu.NpuSegment)
     segment.chunk = rows
     k = torch.nn.functional.normalize(torch.randn(3, 2, rows, 8), dim=-1)

@@ -1,4 +1,4 @@
-"""Gated delta rules by each backend: what tests/recurrences does not ask of all."""
+"""Gated delta rules on each backend: what tests/recurrences does not check for all recurrences."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Packed sequences, which the functions of transformers refuse: computed one by one, once the user agrees."""
+"""Packed sequences, which transformers' functions refuse, are computed one by one once the user consents."""
 
 import pytest
 import torch
@@ -54,9 +54,9 @@ def test_a_model_computes_each_sequence_as_by_itself(manager, name):
             logits = model(ids, **keywords).logits
             torch.testing.assert_close(logits, alone, rtol=1e-4, atol=1e-5)
             for key, gradient in gradients(logits).items():
-                # The gradients of decays that transformers' own functions give have lost a digit or two.
+                # In transformers' own functions, the gradients of decays lose a digit or two.
                 assert distance(gradient, expected[key]) <= 1e-3, key
-        if MODELS[name][1] == "head":  # Kimi Delta Attention is not told of these
+        if MODELS[name][1] == "head":  # Kimi Delta Attention is not told of these bounds
             with pytest.raises(ValueError, match="can't keep packed sequences apart"):
                 model(ids, position_ids=positions, use_cache=False, **bounds)
 
@@ -93,7 +93,7 @@ class Telling(Mixer):
 
 
 class Silent(Mixer):
-    """It keeps from the rule what it was told."""
+    """Does not tell the rule what it was told itself."""
 
     def forward(self, x, weight, **kwargs):
         x = causal_conv1d_fn(x, weight, **kwargs)

@@ -1,4 +1,4 @@
-"""The reference is the formula, has its gradients, and says what does not fit."""
+"""The reference computes the formula and its gradients, and its errors name what does not fit."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from fuseplug_gated_delta_rule.reference import VARIANTS, gated_delta_rule
 
 
 def by_the_book(q, k, v, g, beta, initial_state=None, *, normalised):
-    """One token of one head after the other, with matrices."""
+    """The formula with matrices, one token of one head after the other."""
     batch, tokens, heads, values = v.shape
     keys, repeats = q.shape[3], heads // q.shape[2]
     y = torch.zeros_like(v)

@@ -10,7 +10,7 @@ HIDDEN = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0))
 
 
 def forgetful(query, key, value, g, beta, chunk_size=64, initial_state=None, output_final_state=False, **kwargs):
-    """Its states decay twice as fast."""
+    """A rule whose states decay twice as fast."""
     return chunk_gated_delta_rule(
         query, key, value, 2 * g, beta, chunk_size, initial_state, output_final_state, **kwargs
     )
@@ -36,7 +36,7 @@ class Unscaled(GatedDeltaNet):
 
 
 class OfTheModule(GatedDeltaNet):
-    """As in transformers 4.57."""
+    """Written as in transformers 4.57."""
 
     def __init__(self):
         super().__init__()
@@ -60,7 +60,7 @@ def test_what_is_left_alone_is_said(manager, module, why):
 
 
 class Calling(GatedDeltaNet):
-    """It calls the function as it is called itself."""
+    """Passes its arguments on to the function."""
 
     def forward(self, *args, **kwargs):
         return chunk_gated_delta_rule(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Verified layers put on by transformers' own use_kernels, with the `kernels` package: `nox -s kernelize` has it."""
+"""Transformers' own use_kernels puts on verified layers, with the `kernels` package: `nox -s kernelize` has it."""
 
 import copy
 
@@ -59,7 +59,7 @@ def test_a_model_computes_what_it_did_and_does_so_again_afterwards(manager, comp
     fused = step(model)
     assert computed == norms(model)
     computed.clear()
-    model.train()  # transformers puts them on again
+    model.train()  # transformers puts the layers on again
     model.eval()
     again = step(model)
     assert computed == norms(model)
@@ -117,7 +117,7 @@ def test_gated_mlps_are_fused(manager, computed, monkeypatch, dtype, named):
 
 
 class Doubled(torch.nn.Module):
-    """What another mapping puts on activations."""
+    """The layer that another mapping puts on activations."""
 
     can_torch_compile = has_backward = True
 

@@ -17,7 +17,7 @@ from fuseplug_linear_cross_entropy.reference import linear_cross_entropy
 
 HIDDEN, VOCABULARY = 4, 7
 REFUSED = re.compile(r"of a lazy |needs a lazy ")
-"""In the error of a use that has no right answer any more."""
+"""Matches the error of a use that no longer has a right answer."""
 
 
 class Refusal(Exception):
@@ -28,10 +28,10 @@ class World:
     """What a program has made so far.
 
     Attributes:
-        tensors: Logits, and what was made of them.
-        losses: What was computed from them, which a kernel may do with other roundings.
+        tensors: The logits, and the tensors made of them.
+        losses: Results computed from the tensors, which a kernel may round differently.
         seen: Everything that was read on the way.
-        answered: Whether gradients may be other roundings of the same: one of the losses may be a kernel's.
+        answered: Whether gradients may differ by roundings, because a kernel may have computed one of the losses.
     """
 
     def __init__(self, seed: int, *, lazily: bool) -> None:
@@ -299,7 +299,7 @@ KINDS: list[tuple[dict[str, Step], float]] = [
 
 
 class Outcome(NamedTuple):
-    """What a program gave."""
+    """What a program produced."""
 
     trace: list[Any]
     values: list[Tensor]
@@ -314,7 +314,7 @@ class Outcome(NamedTuple):
 def _about(tensor: Tensor) -> tuple[Any, ...]:
     try:
         return tuple(tensor.shape), tensor.is_contiguous(), tensor.dtype, tensor.requires_grad, tensor.is_leaf
-    except RuntimeError as error:  # A view of what was written into, which must not be.
+    except RuntimeError as error:  # A view of a tensor that was written into although it must not be.
         return (type(error).__name__,)
 
 
@@ -322,9 +322,9 @@ def run(seed: int, *, lazily: bool, until: int = 1000) -> Outcome:
     """Run the program of *seed*.
 
     Args:
-        seed: Of everything that is drawn.
+        seed: The seed of everything that is drawn.
         lazily: Whether its logits are lazy.
-        until: How many steps at most: where the other run was refused.
+        until: The most steps to take, so that this run can stop where the other one was refused.
     """
     w = World(seed, lazily=lazily)
     length = random.Random(f"length {seed}").randrange(2, 14)
@@ -345,7 +345,7 @@ def run(seed: int, *, lazily: bool, until: int = 1000) -> Outcome:
                 refused = f"{name}: {error}"
                 break
             found, raised = None, type(error).__name__
-        # An `autograd.Function` has a way back of its own to the inputs, whose parts are added in another order.
+        # An `autograd.Function` has its own path back to the inputs, so gradients are added in another order.
         w.answered |= kind is LOSSES or name == "squared"
         if kind in (VIEWS, COPIES, VALUES) and isinstance(found, Tensor):
             w.tensors.append(found)
@@ -366,7 +366,7 @@ def run(seed: int, *, lazily: bool, until: int = 1000) -> Outcome:
 
 
 def _gradients(w: World) -> list[Any]:
-    """Of the inputs, from all losses and tensors; or the error."""
+    """The gradients of the inputs, from all losses and tensors."""
     total = torch.zeros((), dtype=torch.float64)
     for tensor in (*w.losses, *w.tensors):
         if tensor.requires_grad and tensor.is_floating_point():
@@ -379,7 +379,7 @@ def _gradients(w: World) -> list[Any]:
 
 
 def differences(seed: int) -> tuple[list[str], str]:
-    """What is unlike on lazy and on plain logits, and why the lazy ones refused, if they did."""
+    """The differences between lazy and plain logits, and why the lazy ones refused, if they did."""
     ours = run(seed, lazily=True)
     theirs = run(seed, lazily=False, until=len(ours.trace) if ours.refused else 1000)
     unlike = [
@@ -399,7 +399,7 @@ def differences(seed: int) -> tuple[list[str], str]:
     for name, one, other in (("losses", ours.losses, theirs.losses), ("gradients", ours.gradients, theirs.gradients)):
         exact = not theirs.answered
         if name == "gradients" and theirs.answered and other and isinstance(other[0], str):
-            continue  # A kernel's loss does not see that a tensor between head and loss was written into.
+            continue  # On plain logits, a write between head and loss is an error; a kernel's loss does not see it.
         if not (_same(one, other) if exact else _close(one, other, theirs.half)):
             unlike.append(f"{name} differ: {one} for {other}")
     if not _close(ours.hooked, theirs.hooked, theirs.half):
@@ -419,7 +419,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _close(one: list[Any], other: list[Any], half: bool) -> bool:
-    """Whether they differ by no more than the roundings of the proposal: 64 in float32, 8 where there is half."""
+    """Whether they differ by no more than the proposal's roundings: 64 in float32, or 8 if half precision occurs."""
     share = 8 * torch.finfo(torch.bfloat16).eps if half else 64 * torch.finfo(torch.float32).eps
     if len(one) != len(other):
         return False

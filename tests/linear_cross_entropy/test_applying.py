@@ -1,4 +1,4 @@
-"""What apply_all makes of a loss head, with each backend."""
+"""What `apply_all` does with a loss head, on each backend."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The loss in blocks of tokens is right, holds no more logits than it says, and is compiled twice."""
+"""The loss in blocks of tokens is right, holds no more logits than it declares, and is compiled twice."""
 
 import functools
 import itertools
@@ -31,20 +31,20 @@ HOWS = {
     "each, smoothed": {"label_smoothing": 0.3, "reduction": "none"},
 }
 FOUR_BLOCKS = 6 * WORDS * 2
-# Per result: of the logits, of their gradient, of a block's product, and of the multiplication by the upstream
-# gradient. In float32 there are the sums over a few hundred words, too.
+# Each result has four roundings: of the logits, of their gradient, of a block's product, and of the multiplication
+# by the upstream gradient. In float32, the sums over a few hundred words add more.
 TOLERANCE = Tolerance(roundings=4, working_roundings=16 + WORDS**0.5 / 4, by_row=False)
 
 
 class Ran(list):
-    """The programs that were started, by name, and the most bytes that their logits were a part of."""
+    """The names of the programs that were started, and the bytes of the largest memory that held their logits."""
 
     most = 0
 
 
 @pytest.fixture
 def ran(everything_compiled, monkeypatch):
-    """What was started; small inputs are compiled for as well."""
+    """The programs that were started, including those for small inputs."""
     started, run = Ran(), programs._run
 
     def counted(function, z, by_row, factors):
@@ -58,7 +58,7 @@ def ran(everything_compiled, monkeypatch):
 
 @pytest.fixture
 def in_blocks(monkeypatch):
-    """Sets the budget of logits, in bytes, and slices of the weight of which the last is smaller."""
+    """Sets the budget for logits, in bytes, and slices the weight so that the last slice is smaller."""
 
     def budget(nbytes):
         monkeypatch.setattr(chunks, "_BYTES", nbytes)

@@ -1,4 +1,4 @@
-"""What models do between head and loss: noted without the values, and the same as with them."""
+"""What models do between head and loss is noted without the values, and gives the same as with them."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ VECTOR = torch.linspace(-1, 1, VOCABULARY)
 
 
 class Real:
-    """Counts what needed the values."""
+    """Notes what needed the values."""
 
     def __init__(self):
         self.why = []
@@ -86,7 +86,7 @@ def test_the_loss_of_what_is_noted_needs_no_values_and_is_right(done, dtype, bia
     logits, told = lazy(inputs)
     got = loss_of(NOTED[done](logits))
     assert told.why == []
-    # A vector is part of the bias: one rounding less.
+    # An added vector becomes part of the bias: one rounding less.
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}
     torch.testing.assert_close(got, want, **tolerance)
     for one, other in zip(gradients(got, inputs), gradients(want, inputs), strict=True):
@@ -144,19 +144,19 @@ def test_the_largest_is_found_without_the_logits(done, few, monkeypatch):
     got, want = LARGEST[done](logits), LARGEST[done](functional.linear(*inputs))
     assert torch.equal(got, want)
     assert told.why == []
-    # No result does without a gradient for it.
+    # No result was computed without a gradient for the logits.
     (gradient,) = torch.autograd.grad(logits.square().sum(), logits)
     assert torch.equal(gradient, 2 * functional.linear(*inputs))
 
 
 def selective_log_softmax(y, labels):
-    """As TRL, verl and OpenRLHF compute log-probabilities of float32 logits."""
+    """Computes log-probabilities of float32 logits as TRL, verl and OpenRLHF do."""
     selected = torch.gather(y, -1, labels.unsqueeze(-1)).squeeze(-1)
     return selected - torch.stack([torch.logsumexp(row, dim=-1) for row in y])
 
 
 def scored_in_parts(y, labels):
-    """As LLaMA-Factory scores chosen and rejected answers."""
+    """Scores chosen and rejected answers as LLaMA-Factory does."""
     logprobs = [part.log_softmax(-1) for part in y.split(1, dim=0)]
     parts = zip(logprobs, labels.chunk(2), strict=True)
     return torch.cat([torch.gather(p, 2, part.unsqueeze(2)).squeeze(2) for p, part in parts])
@@ -279,7 +279,7 @@ def test_a_tensor_of_another_kind_is_not_noted():
 
 
 def smoothed(logprobs, labels, epsilon=0.1):
-    """As the Trainer has it (transformers, ``LabelSmoother``)."""
+    """The smoothed loss of the Trainer (transformers, ``LabelSmoother``)."""
     negative, labels = -logprobs, labels.unsqueeze(-1)
     ignored = labels.eq(-100)
     of_label = negative.gather(dim=-1, index=labels.clamp(min=0))

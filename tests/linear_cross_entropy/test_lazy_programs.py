@@ -1,4 +1,4 @@
-"""Random programs give on lazy logits what they give on plain ones: values, gradients, shapes, graphs and errors."""
+"""Random programs give the same on lazy as on plain logits: values, gradients, shapes, graphs and errors."""
 
 import pytest
 import torch
@@ -14,14 +14,14 @@ QUICK, PROGRAMS, BLOCK = 150, 20_000, 1000
 
 
 def unlike(seeds):
-    """The first program that gives something else, and how many were refused, for want of a right answer."""
+    """The seed and the first difference of the first program that gives something else, or ``None``."""
     refused = 0
     for seed in seeds:
         found, refusal = differences(seed)
         if found:
             return seed, found[0]
         refused += bool(refusal)
-    # More would say that the programs find out little.
+    # More refusals would mean that the programs find out little.
     assert refused < len(seeds) / 20
     return None
 
@@ -45,7 +45,7 @@ def test_more_programs_do_so(first):
 
 
 def only_the_one_that_is_asked(family, why, asked):
-    """What was done once: the others are computed when they are needed, from what the tensors are by then."""
+    """An earlier fault: the other tensors are computed when they are needed, from what their sources are by then."""
     with records.as_in_forward():
         for member in family.members:
             lazy = member()
@@ -54,7 +54,7 @@ def only_the_one_that_is_asked(family, why, asked):
 
 
 def without_its_shape(keys, rows):
-    """A mask chooses what it reaches."""
+    """A fault: a mask chooses what it reaches, whatever its shape."""
     found = []
     for key in keys:
         found += key.nonzero(as_tuple=True) if isinstance(key, Tensor) and key.dtype == torch.bool else [key]

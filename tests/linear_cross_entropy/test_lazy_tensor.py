@@ -1,4 +1,4 @@
-"""A lazy tensor is the tensor that it stands for, at every use; and computes nothing before."""
+"""A lazy tensor is, at every use, the tensor that it stands for, and computes nothing before."""
 
 import copy
 import io
@@ -174,7 +174,7 @@ def test_it_is_not_noted_with_a_tensor_of_another_kind(other, inputs):
 
 
 class Noting(Scores):
-    """Notes views and products."""
+    """Notes views, products and log-softmax."""
 
     def foreseen(self, function, args, kwargs):
         noted = (Tensor.__getitem__, Tensor.view, Tensor.__mul__, Tensor.log_softmax)
@@ -337,7 +337,7 @@ def test_it_is_saved_as_a_plain_tensor(answered, inputs):
 
 
 class Untraceable(torch.optim.Optimizer):
-    """Changes its parameters in a way that leaves no trace where they are looked at: one element of many."""
+    """Changes one element of many in each parameter, which leaves no trace among the elements that are sampled."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {})
@@ -372,7 +372,7 @@ def test_a_clone_outlives_a_step(inputs):
     scores, want = lazy(inputs), linear(*inputs)
     kept = scores.clone()
     scores.sum().backward()
-    assert len(made) == 1  # By the unfused one.
+    assert len(made) == 1  # `want` made it; the clone did not.
     torch.optim.SGD(inputs, 0.1).step()
     assert torch.equal(kept, want)
 
@@ -481,12 +481,12 @@ def test_a_hook_that_waits_for_the_backward_is_called(read, inputs):
     want = gradients(linear(*inputs).sum() + (linear(*inputs).exp().sum() if read else 0), inputs)
     got = gradients(total + (scores.exp().sum() if read else 0), inputs)
     torch.testing.assert_close(got, want)
-    # With a use of the values there are two ways back.
+    # A use of the values adds a second path for the gradient.
     assert waited == [((2, 3, 11), torch.float32, torch.device("cpu"))] * (2 if read else 1)
 
 
 class Passed(torch.autograd.Function):
-    """Passes tensors on, to be called in the backward, as DistributedDataParallel does with what a model returns."""
+    """Passes tensors on so that its backward is called, as DistributedDataParallel does with a model's outputs."""
 
     called = 0
 

@@ -1,4 +1,4 @@
-"""What is special to the loss on NPUs: how many kernels a chunk launches, and that the host waits for none."""
+"""What is specific to the loss on NPUs: how many kernels a chunk launches, and that the host waits for none."""
 
 from collections import Counter
 
@@ -17,7 +17,7 @@ from fuseplug_tools.integrations.heads import serve
 
 @pytest.fixture
 def cut(monkeypatch):
-    """Has chunks of so many tokens, and pieces of them."""
+    """Sets how many tokens a chunk has, and how many a piece of it has."""
 
     def into(chunk, piece):
         monkeypatch.setattr(npu, "rows_of_chunk", lambda *_: chunk)
@@ -50,7 +50,7 @@ def test_a_head_that_a_trainer_put_on_a_model_is_served(dtype):
 
 
 def launches(host_npu, dtype, name="linear_cross_entropy", **options):
-    """What a forward and a backward launch, each by itself."""
+    """What a forward launches, and what its backward launches."""
     arguments = {name: t.to("npu").requires_grad_() for name, t in tensors(dtype).items()}
     labels = labels_for().to("npu")
     host_npu.calls.clear()

@@ -1,4 +1,4 @@
-"""The loss by each backend: right in every form, for any number of chunks, and the reference where it is not served."""
+"""The loss on each backend: right in every form, for any number of chunks, and the reference where it is not served."""
 
 import functools
 import itertools
@@ -45,7 +45,7 @@ def kernel(backend):
 
 @pytest.fixture
 def cut(backend, kernel, monkeypatch):
-    """Has chunks of so many tokens."""
+    """Sets how many tokens a chunk has."""
 
     def into(tokens, itemsize=4):
         monkeypatch.setattr(shared_chunks, "_WORDS", 24)
@@ -75,7 +75,7 @@ def check(backend, kernel):
 
 @pytest.fixture
 def functions(kernel):
-    """The kernel's and the reference's: of the loss with a reduction, or of log-probabilities and entropies."""
+    """The functions of the kernel and the reference: losses, statistics, or log-probabilities with entropies."""
 
     def functions(form, labels=None, **options):
         if form == "log-probabilities":
@@ -102,7 +102,7 @@ def test_losses(backend, check, cut, steps, smoothed, bias, dtype, chunks):
     cut(CHUNKS[chunks], dtype.itemsize)
     reduction, smoothing = smoothed
     check(tensors(dtype, bias), steps=STEPS[steps], reduction=reduction, label_smoothing=smoothing)
-    assert backend.launches or backend.name == "npu" or dtype is HALF  # which Inductor leaves to the reference
+    assert backend.launches or backend.name == "npu" or dtype is HALF  # Inductor leaves float16 to the reference
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_the_backward_may_be_run_twice(backend, functions, dtype, form):
     first = torch.autograd.grad(loss.sum(), leaves, retain_graph=True)
     before = [t.clone() for t in first]
     for t in first:
-        t.zero_()  # what was given is the caller's
+        t.zero_()  # the gradients that were returned belong to the caller
     torch.testing.assert_close(torch.autograd.grad(loss.sum() * 2, leaves), tuple(2 * t for t in before))
 
 
@@ -262,7 +262,7 @@ def test_it_may_be_differentiated_again(backend, functions, form):
         results = function(*leaves)
         squares = tuple(t.square() for t in (results if isinstance(results, tuple) else (results,)))
         first = torch.autograd.grad(total(squares), leaves, create_graph=True)
-        # As shares of the largest: the sine of a large gradient is as uncertain as its last digits.
+        # As shares of the largest, because the sine of a large gradient is as uncertain as its last digits.
         return torch.autograd.grad(sum((t / t.detach().abs().max()).sin().sum() for t in first), leaves)
 
     for ours, theirs in zip(*map(twice, functions(form)), strict=True):
@@ -324,7 +324,7 @@ def test_a_label_outside_of_the_vocabulary_is_an_error_or_nan(backend, functions
         with pytest.raises(IndexError, match=rf"Target {label} is out of bounds\..*0 to {WORDS - 1}"):
             ours(*leaves)
         return
-    loss = ours(*leaves)  # a device does not stop for it
+    loss = ours(*leaves)  # a device does not stop at the bad label
     of_hidden, _ = torch.autograd.grad(loss.sum(), leaves)
     assert of_hidden.cpu().isnan().any(-1).nonzero().flatten().tolist() == [1]
     is_nan = loss.detach().cpu().isnan()
@@ -393,13 +393,13 @@ def test_inside_torch_compile_it_is_one_graph_for_every_number_of_tokens(backend
     @torch.compile(fullgraph=True, backend="aot_eager")
     def compiled(hidden, weight, labels):
         result = kernel.linear_cross_entropy(hidden, weight, labels, **options)
-        return result if isinstance(result, torch.Tensor) else result[:-1]  # None, for is_top1
+        return result if isinstance(result, torch.Tensor) else result[:-1]  # the last is None, for is_top1
 
     for tokens in (5, 8, 9) if form == "mean" else (5,):
         labels = labels_for(tokens)
         ours = functools.partial(compiled, labels=labels.to(backend.device))
         _, theirs = both(kernel, "linear_cross_entropy", labels, **options)
-        # Compiled for one number of tokens, and then for any.
+        # torch.compile compiles it for one number of tokens, and then for any number.
         with torch.compiler.set_stance("fail_on_recompile" if tokens == 9 else "default"):
             backend.assert_right(ours, theirs, tensors(BF16, tokens=tokens), tolerance(BF16))
 

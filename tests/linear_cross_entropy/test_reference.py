@@ -1,4 +1,4 @@
-"""The reference is what torch's own functions say, and names what does not fit."""
+"""The reference agrees with torch's own functions, and its errors name what does not fit."""
 
 import pytest
 import torch

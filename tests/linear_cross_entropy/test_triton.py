@@ -1,4 +1,4 @@
-"""What is special to the loss by Triton: which programs run, how the tokens are cut, and numbers at their limits."""
+"""What is specific to the loss in Triton: which programs run, how tokens are cut, and numbers at their limits."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ from fuseplug_linear_cross_entropy.backends import triton
 from fuseplug_linear_cross_entropy.backends.triton import launches, linear_cross_entropy, linear_logprob
 from fuseplug_linear_cross_entropy.reference import FLOAT, Step, softcapped
 
-pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # in what is dropped
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # in values that are dropped
 MEASURE, DIFFERENTIATE, BOTH = "measure", "differentiate", "measure_and_differentiate"
 
 
@@ -39,7 +39,7 @@ def logprobs(labels=None, **options):
 
 @pytest.fixture(autouse=True)
 def launched(backend, monkeypatch):
-    """The programs that are started, by name, and how many tokens each has."""
+    """The name of each program that is started, with its number of tokens."""
     started = []
 
     class Recording:
@@ -50,14 +50,14 @@ def launched(backend, monkeypatch):
             started.append((self.name, *grid))
             return self.program[grid]
 
-    for name in (MEASURE, DIFFERENTIATE, BOTH):  # which have a program for each token
+    for name in (MEASURE, DIFFERENTIATE, BOTH):  # these have one program for each token
         monkeypatch.setattr(launches.programs, name, Recording(name))
     return started
 
 
 @pytest.fixture(autouse=True)
 def keep(monkeypatch):
-    """Has the logits kept for the backward, or not: until it is called, they are not."""
+    """Sets whether the logits are kept for the backward; until it is called, they are not."""
 
     def keep(kept):
         monkeypatch.setattr(launches, "KEPT", math.inf if kept else 0.0)
@@ -203,7 +203,7 @@ def test_only_the_gradients_that_are_wanted_are_made(backend, monkeypatch, wante
 def test_a_gradient_is_scaled_in_float32_and_rounded_once(device, wide, dtype, shape):
     gradient, third = torch.randn(shape, dtype=wide, device=device), torch.tensor(1 / 3, device=device)
     assert torch.equal(launches.scale(gradient, third, dtype), (gradient.float() * third).to(dtype))
-    of_half = third.to(BF16)  # as it is if the loss is
+    of_half = third.to(BF16)  # the factor is in half precision if the loss is
     assert torch.equal(launches.scale(gradient, of_half, dtype), (gradient.float() * of_half.float()).to(dtype))
 
 

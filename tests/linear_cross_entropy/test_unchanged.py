@@ -1,4 +1,4 @@
-"""A tensor is told from what it was, whichever way it was written into."""
+"""`Remembered` sees every kind of write into a tensor, and takes nothing else for one."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from fuseplug_linear_cross_entropy.lazy_tensor.unchanged import SAMPLED, Remembe
 
 
 def _gathered_again(tensor):
-    """As `fully_shard` frees a parameter and gathers it anew, which counts as no write."""
+    """Free the memory and fill it again as `fully_shard` gathers a parameter anew, which does not count as a write."""
     values, size = tensor.detach().clone(), tensor.untyped_storage().size()
     with torch.autograd._unsafe_preserve_version_counter(tensor), torch.no_grad():
         tensor.untyped_storage().resize_(0)

@@ -1,4 +1,4 @@
-"""What apply_all makes of experts, with each backend."""
+"""What `apply_all` does with experts, on each backend."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_modules_are_fused_and_undone(backend, name):
     assert entry.check == "passed"
     backend.clear()
     torch.testing.assert_close(module(*inputs), before, rtol=1e-4, atol=1e-5)
-    assert backend.launches or backend.name == "inductor"  # which has no program for some
+    assert backend.launches or backend.name == "inductor"  # Inductor has no program for some
     applied.undo()
     torch.testing.assert_close(module(*inputs), before, rtol=0, atol=0)
     module.cpu()

@@ -1,4 +1,4 @@
-"""Our experts as one of transformers' implementations: in modules and models, and what is left to the others."""
+"""Our experts as an experts implementation of transformers: in modules and models, and what is left to others."""
 
 import copy
 import sys
@@ -34,7 +34,7 @@ KINDS = {
 
 @pytest.fixture
 def name():
-    """The name of the implementation, in calls of every size."""
+    """The name of our implementation, which takes calls of every size."""
     yield door.register_experts("ours", every_size=True)
     EXPERTS._global_mapping.pop("ours", None)
     EXPERTS._local_mapping.pop("ours", None)
@@ -86,7 +86,7 @@ def test_experts_of_every_kind_compute_what_they_did(name, calls, model_type, dt
 
 
 def test_float64_is_computed_too(name, calls):
-    """transformers' grouped_mm refuses it."""
+    """transformers' grouped_mm refuses float64."""
     module = experts_of("qwen3_moe", torch.float64)
     arguments = routed(module, dtype=torch.float64)
     assert_close(run(module, name, arguments), run(module, "eager", arguments), 1e-12)
@@ -139,7 +139,7 @@ def test_a_model_trains_as_it_did(name, calls, model_type):
     found = step(model)
     assert calls
     names = [key for key in expected if key in found]
-    # An expert without tokens has no gradient in the loop, and one of zeros in grouped matmuls.
+    # An expert without tokens has no gradient in the loop, and a gradient of zeros in grouped matmuls.
     assert {key for key in found if key not in expected and found[key].any()} == set()
     assert_close([found[key] for key in names], [expected[key] for key in names], 1e-4)
     model.set_experts_implementation("eager")
@@ -156,7 +156,7 @@ def test_the_experts_of_every_model_compute_what_they_did(name, calls):
             continue
         try:
             model = survey.build(model_type)
-        except Exception:  # what cannot be built is no question of this test
+        except Exception:  # whether a model can be built is no question of this test
             continue
         for module in model.modules():
             if "is_transposed" in vars(module) and type(module).__name__ not in seen:
@@ -169,7 +169,7 @@ def test_the_experts_of_every_model_compute_what_they_did(name, calls):
 
 
 class TestNotOurs:
-    """What transformers' own grouped_mm computes, to the bit."""
+    """Calls that are left to transformers' own grouped_mm, whose results are the same to the bit."""
 
     def test_small_calls(self, name, calls, monkeypatch):
         monkeypatch.setattr(Program, "__call__", by_pytorch)
@@ -222,7 +222,7 @@ class TestNotOurs:
 
 
 class TestActivations:
-    """Only what is certain is fused; everything else is called as it is."""
+    """Only an activation that is certain is fused; every other one is called as it is."""
 
     @pytest.mark.parametrize(
         ("key", "row"), [("silu", "silu"), ("gelu", "gelu"), ("gelu_pytorch_tanh", "gelu_tanh"), ("gelu_10", None)]

@@ -1,4 +1,4 @@
-"""What is special to the mixture of experts by Inductor: one token, tracers, and its matrix products."""
+"""What is specific to the mixture of experts in Inductor: one token, tracers, and its matrix products."""
 
 import itertools
 

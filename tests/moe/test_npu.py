@@ -1,4 +1,4 @@
-"""What is special to the mixture of experts on NPUs: chips, lists of weights, limits, what is launched and kept."""
+"""What is specific to the mixture of experts on NPUs: chips, lists of weights, limits, launches, and what is kept."""
 
 import itertools
 
@@ -21,7 +21,7 @@ FUSED = {"npu_moe_token_permute", "npu_grouped_matmul", "npu_moe_token_unpermute
 
 @pytest.fixture(autouse=True)
 def _npu(backend):
-    """It knows what CANN has."""
+    """Uses `backend`, which knows what CANN has."""
 
 
 def on_npu(named):
@@ -29,7 +29,7 @@ def on_npu(named):
 
 
 def npu_ops(calls):
-    """Those of torch_npu among *calls*, by the names they are called by: autograd puts an underscore before some."""
+    """torch_npu's operations among *calls*, without the underscore that autograd puts before some of the names."""
     names = {name.removeprefix("_") for name in calls}
     return {name for name in names if name.startswith(("npu_moe", "npu_grouped", "npu_swi", "npu_geg", "npu_clip"))}
 
@@ -37,7 +37,7 @@ def npu_ops(calls):
 @pytest.mark.parametrize("soc", ["Ascend910B3", "Ascend950PR_9599"])
 @pytest.mark.parametrize("way", ["stacked", "listed", "listed, idle without gradient", "as in gpt-oss", "post"])
 def test_experts_add_nothing_on_any_chip(host_npu, monkeypatch, way, soc):
-    """In half precision, in which weights go as a list, and in float32, of which Ascend 950 multiplies none."""
+    """In half precision, where weights are passed as a list, and in float32, which Ascend 950 does not multiply."""
     lists = []
     asked = gmm._gmm
     monkeypatch.setattr(gmm, "_gmm", lambda x, w, *a, **k: lists.append(len(w)) or asked(x, w, *a, **k))
@@ -69,7 +69,7 @@ def test_the_host_is_told_only_for_weights_that_want_gradients(host_npu, monkeyp
 
 
 class Waiting(TorchDispatchMode):
-    """Notes each operation that the host has to wait for: one that tells it something of what the device computed."""
+    """Notes each operation that makes the host wait, because it tells the host something that the device computed."""
 
     def __init__(self):
         super().__init__()
@@ -89,7 +89,7 @@ class Waiting(TorchDispatchMode):
 
 
 class TestLaunches:
-    """What runs on the device, and that the host does not wait for it."""
+    """What runs on the device. The host does not wait for any of it."""
 
     @pytest.mark.parametrize("way", [way for way in EVERY_WAY if way != "no token"])
     def test_it_is_the_operations_and_the_host_waits_for_nothing(self, host_npu, way):
@@ -151,7 +151,7 @@ class TestLaunches:
 
 
 def kept(function, named):
-    """How many bytes a call of *function* keeps, but those of its own arguments."""
+    """How many bytes a call of *function* keeps, apart from its own arguments."""
     own = {t.untyped_storage().data_ptr() for t in named.values() if isinstance(t, torch.Tensor)}
     found = {}
 
@@ -179,7 +179,7 @@ BEYOND = {
 
 
 class TestLimits:
-    """A call that is not documented is the reference's."""
+    """The reference computes a call that goes beyond what is documented."""
 
     @pytest.mark.parametrize("call", BEYOND)
     def test_beyond_them_it_is_the_reference(self, host_npu, call):
@@ -223,7 +223,7 @@ class TestLimits:
             on_npu(named)
 
     def test_a_single_row_is_ordered(self, host_npu):
-        """One slot of one token, under a gradient of other strides than its size has."""
+        """One slot of one token, and an upstream gradient whose strides are not those of its size."""
         named = on("npu", arguments(tokens=1, k=1))
         result = moe(**named)
         upstream = torch.ones(12, 5, device="npu")[:, :1].t()
@@ -283,7 +283,7 @@ COUNTS = {"some idle": [2, 0, 3, 1], "one group": [6], "a tail": [2, 1, 0], "one
 
 
 class TestGroupedMatmul:
-    """The two autograd functions by themselves, against a loop over the groups."""
+    """The two autograd functions alone, against a loop over the groups."""
 
     def tensors(self, counts, dtype, *, transposed, biased):
         generator = torch.Generator().manual_seed(3)

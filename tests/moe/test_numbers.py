@@ -1,4 +1,4 @@
-"""The mixture of experts by each backend: values and all gradients, experts elsewhere and idle ones, compilers."""
+"""The mixture of experts on each backend: values and all gradients, experts elsewhere, idle experts, and compilers."""
 
 import itertools
 
@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from fuseplug_moe import reference
 
 QUICK = {*FEW, "ungated", "listed, idle without gradient", "transposed"}
-"""One for each branch of Triton's programs: the gates are those of gated MLPs."""
+"""One way for each branch of Triton's programs; the gates are those of gated MLPs."""
 
 WAYS = quick_if(EVERY_WAY, QUICK) if backends.NAME == "triton" else list(EVERY_WAY)
 ONE_OF_EACH = few_on("triton", ["stacked", "gate called", "as in gpt-oss", "listed", "post"], 2)
@@ -44,7 +44,7 @@ def result(backend, moe):
 
 
 def dtype_of(way):
-    """Each dtype in turn: all with every way would take minutes."""
+    """One dtype for each way, because all dtypes with every way would take minutes."""
     return list(HALF)[sum(map(ord, way)) % len(HALF)]
 
 
@@ -102,7 +102,7 @@ def test_strided_inputs_are_as_good(backend, moe, way):
     named["x"] = named["x"].detach().repeat_interleave(2, 1)[:, ::2].requires_grad_()
     named["top_k_index"] = named["top_k_index"].t().contiguous().t()
     named["top_k_weights"] = named["top_k_weights"].detach().t().contiguous().t().requires_grad_()
-    if backend.name != "npu" and not isinstance(named["gate_up"], list):  # which leaves those to the reference
+    if backend.name != "npu" and not isinstance(named["gate_up"], list):  # NPUs leave these to the reference
         for name in ("gate_up", "down"):
             named[name] = named[name].detach().mT.contiguous().mT.requires_grad_()
     assert_close(run(moe, named, upstream.t().contiguous().t()), expected, 1e-6)
@@ -154,7 +154,7 @@ def test_what_is_not_finite_stays_where_it_is(backend, moe, value):
 
 
 class TestElsewhere:
-    """Experts that are not here: their rows are memory that nobody writes, NaN in these tests."""
+    """Experts that are elsewhere: nothing writes the memory of their rows, which is NaN in these tests."""
 
     @pytest.mark.parametrize("elsewhere", few_on("triton", [5, 1, 14]))
     @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ class TestElsewhere:
     @pytest.mark.parametrize("way", ["stacked", "gate called"])
     def test_nor_with_an_infinite_weight(self, backend, result, way):
         named = arguments(**TINY | FEW[way])
-        named["top_k_index"][2, 0] = 9 if backend.name == "inductor" else 2**40  # on the CPU, torch counts them all
+        named["top_k_index"][2, 0] = 9 if backend.name == "inductor" else 2**40  # the CPU counts every index up to it
         plain = result(named)
         named["top_k_weights"].detach()[2, 0] = float("inf")
         assert_close(result(named), plain, 0.0)
@@ -217,7 +217,7 @@ class TestIdle:
     "way", few_on("triton", ["stacked", "listed, idle without gradient", "as in gpt-oss", "gate called", "post"], 2)
 )
 def test_a_recomputation_that_chooses_other_experts(backend, result, moe, way):
-    """The gradients are those of the experts that it chooses, as for an original whose sizes depend on no choice."""
+    """The gradients are those of the recomputation's experts, as for an original whose sizes depend on no choice."""
     named = arguments(**TINY | EVERY_WAY[way])
     choices = [named["top_k_index"], (named["top_k_index"] + 1) % len(named["down"])]
 
@@ -297,7 +297,7 @@ def test_what_does_not_fit_is_refused_by_name(moe, wrong, error, message):
 
 ONE_GRAPH = ["as in gpt-oss", "stacked", "listed", "gate called", "post"]
 if backends.NAME == "inductor":
-    ONE_GRAPH.remove("listed")  # there, the host reads how many rows each expert has
+    ONE_GRAPH.remove("listed")  # the host reads how many rows each listed expert has
 
 
 @pytest.mark.parametrize("way", few_on("triton", ONE_GRAPH))

@@ -9,7 +9,7 @@ from fuseplug_moe import reference
 
 
 def token_by_token(x, top_k_index, top_k_weights, gate_up, down):
-    """What is meant, in the fewest words."""
+    """The definition, in the fewest words."""
     rows = []
     for token, experts, weights in zip(x, top_k_index, top_k_weights, strict=True):
         row = torch.zeros_like(token)

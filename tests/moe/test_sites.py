@@ -1,4 +1,4 @@
-"""Experts are recognised by structure, told apart by what they do, and left alone where their weights are not all."""
+"""Experts are recognised by structure, told apart by what they compute, and left alone if any weights are missing."""
 
 import copy
 
@@ -27,7 +27,7 @@ MADE = specimens.specimens()
 def manager():
     manager = KernelManager(environ={"FUSEPLUG_KERNELS": InductorMoEKernel.kernel_id})
     if not any(record.kernel for record in manager.kernels()):
-        manager = KernelManager(environ={})  # it runs from its sources
+        manager = KernelManager(environ={})  # the package runs from its sources
         manager.register(InductorMoEKernel)
     return manager
 
@@ -76,7 +76,7 @@ def test_the_way_of_one_token_is_checked_too(manager, monkeypatch):
     assert "its numbers are wrong for float32[1, 24] on cpu without gradients" in entry.why_not
 
 
-# --- what looks alike and is not
+# --- what looks like experts and is not
 
 
 class SecondHalfGate(stacked_experts.StackedExperts):
@@ -166,7 +166,7 @@ def test_a_number_of_experts_that_is_not_held_is_named(manager):
 
 def test_experts_that_are_shared_out_over_ranks_are_fused_with_those_of_this_rank(manager):
     module = filled(stacked_experts.StackedExperts(4, 12, 7))
-    # As transformers leaves it: a DTensor holds all, and in the forward the module holds its own.
+    # As transformers leaves it: a DTensor holds all experts, and in the forward the module holds its own.
     module._is_expert_parallel, module.num_experts = True, 2
     assert manager.apply_all(module, verify=False).report.fused
     module.gate_up_proj = nn.Parameter(module.gate_up_proj[2:].detach().clone())
@@ -293,7 +293,7 @@ def test_an_expert_and_a_list_of_experts_are_no_mixture():
 
 
 def compared(manager, module, call, change=lambda _: None):
-    """What *call* gives of *module*, changed, unfused and fused: results and gradients."""
+    """Compare *call* on *module*, changed by *change*, unfused and fused: results and gradients."""
     plain = copy.deepcopy(module)
     change(plain)
     manager.apply_all(module, verify=False)
@@ -342,7 +342,7 @@ def test_an_adapter_added_after_applying_is_computed(manager):
 def test_an_adapter_there_before_is_named(manager):
     module = block()
     adapt(module)
-    # It wraps a linear layer and says so, as adapters do.
+    # The adapter wraps a linear layer and states its sizes, as adapters do.
     for expert in module.experts:
         expert.w1.in_features, expert.w1.out_features = 12, 7
     assert "experts.0.w1 is" in why_not(manager, module)
@@ -493,7 +493,7 @@ def test_rows_that_are_given_back_are_weighted_by_the_routing_weights_of_autocas
     module = filled(stacked_experts.PassingExperts(4, 12, 7, passing=2))
     x, index, weights = routed(module, experts=6)
     weights = weights.detach().to(dtype)
-    index[0] = torch.tensor([4, 5])  # two weights, of which the sum has more digits than one
+    index[0] = torch.tensor([4, 5])  # the sum of these two weights has more digits than one weight
     before = module(x, index, weights)
     with manager.apply_all(module, every_size=True) as applied:
         (calls,) = applied.try_(x, index, weights)
@@ -502,7 +502,7 @@ def test_rows_that_are_given_back_are_weighted_by_the_routing_weights_of_autocas
 
 
 class TwoFaced(stacked_experts.EveryExpertInEval):
-    """Computes something else in eval mode, where no gradient is wanted."""
+    """Computes something else in eval mode if no gradient is wanted."""
 
     def forward(self, hidden_states, router_indices, routing_weights):
         y = super().forward(hidden_states, router_indices, routing_weights)

@@ -1,4 +1,4 @@
-"""What is special to the mixture of experts by Triton: tiles, sorting, what is launched, kept and waited for."""
+"""What is specific to the mixture of experts in Triton: tiles, sorting, launches, and what is kept and waited for."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ STEPS = ["sort", "project", "project"]
 
 @pytest.fixture(autouse=True)
 def launched(backend):
-    """The operations that were launched, by name."""
+    """The names of the operations that were launched."""
     backend.module("moe")
     return backend.order
 
@@ -58,7 +58,7 @@ def test_a_stack_whose_matrices_reach_further_than_32_bits_is_the_references(dev
     named = arguments(dtype=torch.float16)
     experts, columns = named[name].shape[0], named[name].shape[-1]
     step = -(-(1 << 31) // (columns - 1))
-    # The memory is reserved, and next to none of it touched.
+    # The memory is reserved, but almost none of it is touched.
     far = torch.empty(columns * step, dtype=torch.float16, device=device)
     far = far.as_strided(named[name].shape, (1, experts, step))
     far.copy_(named[name].detach())
@@ -104,7 +104,7 @@ def test_torch_s_grouped_matmul_gives_the_same_gradients_of_matrices(device, mon
 
 
 class Waiting(TorchDispatchMode):
-    """Notes each operation by which the host would be told what the device computed."""
+    """Notes each operation that would tell the host what the device computed."""
 
     def __init__(self):
         super().__init__()

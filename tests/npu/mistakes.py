@@ -1,4 +1,4 @@
-"""A mixture of experts on an NPU, computed right, and in the ways in which people get it wrong."""
+"""A mixture of experts on an NPU, computed correctly, and with each of the mistakes that people make."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXPERTS, HIDDEN, INNER = 4, 8, 8
 
 
 def inputs(device):
-    """Tokens, whose experts leave one without any; weights of experts as transformers has them: [experts, out, in]."""
+    """Tokens that leave one expert idle, and experts' weights as in transformers, ``[experts, out, in]``."""
     generator = torch.Generator().manual_seed(0)
     shapes = {"x": (6, HIDDEN), "scale": (HIDDEN,), "probs": (6, 2)}
     shapes |= {"gate_up": (EXPERTS, 2 * INNER, HIDDEN), "down": (EXPERTS, HIDDEN, INNER)}
@@ -24,7 +24,7 @@ def inputs(device):
 
 
 def in_plain_torch(x, scale, probs, gate_up, down, indices):
-    """What is meant."""
+    """The right result."""
     x = functional.rms_norm(x, (HIDDEN,), scale, EPS)
     result = torch.zeros_like(x)
     for choice in range(indices.shape[1]):
@@ -35,7 +35,7 @@ def in_plain_torch(x, scale, probs, gate_up, down, indices):
 
 
 class Right:
-    """Each step is a method, so that each can be got wrong by itself."""
+    """Has a method for each step, so that a subclass can get one step wrong."""
 
     rows: ClassVar = {"split_item": 2, "group_type": 0, "group_list_type": 1}
     inner: ClassVar = {"split_item": 3, "group_type": 2, "group_list_type": 1}
@@ -139,7 +139,7 @@ class CountsOnTheHost(Right):
 
 
 class CountsThatWait(Right):
-    """The size of what bincount gives depends on values, for which the host waits."""
+    """The size of bincount's result depends on values, so the host waits."""
 
     def counts(self, indices):
         return torch.bincount(indices.flatten(), minlength=EXPERTS)
@@ -152,7 +152,7 @@ class LastExpertForgotten(Right):
 
 
 class UntransposedForX(Right):
-    """The weights are square, so shapes do not tell."""
+    """The weights are square, so the shapes do not give the mistake away."""
 
     def of_x(self, upstream, weight, counts):
         return (

@@ -1,4 +1,4 @@
-"""The benchmark for owners of an NPU, on the one in host memory: who is wrong is not timed, and no time is written."""
+"""The benchmark for owners of an NPU, on the one in host memory: wrong contenders are not timed, no time is written."""
 
 import json
 from collections import Counter
@@ -17,7 +17,7 @@ from fuseplug_testing import ConformanceError
 
 @pytest.fixture
 def bench(host_npu, tmp_path):
-    """Run it: ``bench("--only", "rmsnorm")`` gives its status and the rows of its tables."""
+    """Runs the benchmark: ``bench("--only", "rmsnorm")`` returns its status and the rows of its tables."""
 
     def run(*options):
         status = command.main(["--dry-run", "--folder", str(tmp_path), *options])

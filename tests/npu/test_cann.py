@@ -33,7 +33,7 @@ def test_every_function_that_torch_npu_needs_is_there(package, tmp_path):
 
 
 def test_what_makes_kernels_is_not_there(package, tmp_path):
-    """So that whatever asks for one raises, and nothing is computed by nobody."""
+    """So a request for a kernel raises, and no result goes uncomputed."""
     made = build.build(package, "0", tmp_path)
     defined = elf.read(made / build.RUNTIME).defined
     assert "aclSetCompileopt" not in defined

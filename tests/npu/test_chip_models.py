@@ -1,4 +1,4 @@
-"""Models whose calls CANN would refuse as they come, on each chip: fused, and what they were on the CPU."""
+"""Models whose calls CANN would refuse as they come are fused on each chip, and compute what they did on the CPU."""
 
 import pytest
 import torch
@@ -15,10 +15,10 @@ pytestmark = pytest.mark.usefixtures("small_checks")
 
 CHIPS = ("Ascend910B3", "Ascend950PR_9599")
 MODELS = {
-    # Norms of heads give contiguous ones: of StableLM by a cat, of Gemma3 because operations on an NPU do.
+    # Norms of heads give contiguous heads: StableLM's by a cat, Gemma3's because operations on an NPU do.
     "stablelm": BASE
     | {"hidden_size": 80, "num_attention_heads": 4, "qk_layernorm": True, "partial_rotary_factor": 0.5},
-    # Half a row of 20 is no multiple of 32 bytes, so CANN refuses few heads already.
+    # Half a row of 20 is no multiple of 32 bytes, so CANN refuses even few heads.
     "gemma3_text": BASE | {"head_dim": 20, "query_pre_attn_scalar": 16, "sliding_window": 8},
     "qwen3": BASE | HEAD,
     "gpt_oss": BASE | HEAD | EXPERTS | {"sliding_window": 8},
@@ -42,7 +42,7 @@ def manager():
 
 
 def assert_step(model, manager, expected):
-    """Forward and backward of the fused model are what they were; the report is returned."""
+    """Assert that the fused model's forward and backward are what they were, and return the report."""
     applied = manager.apply_all(model)
     assert {entry.check for entry in applied.report.fused} == {"passed"}, applied.report
     found = step(model)
@@ -64,7 +64,7 @@ def test_no_call_is_refused(host_npu, manager, model_type, soc):
 
 @pytest.mark.parametrize("model_type", first_quick(["stablelm", "gemma3_text"]))
 def test_calls_as_they_come_would_be_refused(host_npu, manager, monkeypatch, model_type):
-    """In the layout that was called before, where the tables have the sequence alone."""
+    """With the layout that was passed before, where the tables have the sequence alone."""
     own, refused = layouts._find, []
 
     def apart(sizes, strides, table, differ, mode):

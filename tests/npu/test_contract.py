@@ -1,4 +1,4 @@
-"""Calls beyond a documented limit are named, on tensors that have values and on those that have none."""
+"""Errors name the calls beyond a documented limit, on tensors that have values and on those that have none."""
 
 import pytest
 import torch
@@ -109,7 +109,7 @@ def grouped_inner(x=(8, 6), weight=(6, 4), x_strided=True, weight_strided=False,
     return torch.ops.npu.npu_grouped_matmul([x], [weight], **how)
 
 
-# What is called, what it is called with, and the argument that is named; None where the call is fine.
+# The function, its arguments, and the argument that the error names; None if the call is fine.
 CALLS = [
     (rms_norm, {}, None),
     (rms_norm, {"x": (0, 8)}, None),

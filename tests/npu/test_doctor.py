@@ -1,4 +1,4 @@
-"""What ``fuseplug doctor`` says of an NPU."""
+"""What ``fuseplug doctor`` says about an NPU."""
 
 import pytest
 from torch.nn import functional

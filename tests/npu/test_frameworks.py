@@ -1,4 +1,4 @@
-"""Models whose classes a training framework has patched for NPUs: its operations stay, and what is left is fused."""
+"""Models whose classes a training framework has patched for NPUs: its operations stay, and the rest is fused."""
 
 import types
 
@@ -31,14 +31,14 @@ def rotation(q, k, cos, sin, position_ids=None, unsqueeze_dim=1):
 
 
 def patch_classes(monkeypatch):
-    """As verl and ms-swift do when they are imported."""
+    """Patch the classes as verl and ms-swift do when they are imported."""
     monkeypatch.setattr(modeling_qwen3.Qwen3RMSNorm, "forward", norm)
     monkeypatch.setattr(modeling_qwen3.Qwen3MLP, "forward", mlp)
     monkeypatch.setattr(modeling_qwen3, "apply_rotary_pos_emb", rotation)
 
 
 def patch_instances(model):
-    """As LLaMA-Factory's kernels do."""
+    """Patch the instances as LLaMA-Factory's kernels do."""
     for module in model.modules():
         if isinstance(module, modeling_qwen3.Qwen3RMSNorm):
             module.forward = types.MethodType(norm, module)

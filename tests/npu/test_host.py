@@ -1,4 +1,4 @@
-"""The stand-in is the NPU that a program expects: for numbers, gradients, threads, compilers, random numbers, files."""
+"""The stand-in behaves like an NPU: for numbers, gradients, threads, compilers, random numbers and files."""
 
 import copy
 import io
@@ -61,7 +61,7 @@ class TestNumbers:
         ones = torch.ones(2, 2, device="npu")
         for _ in range(300):
             out = torch.empty(3, device="npu")
-            torch.mm(ones, ones, out=out)  # its memory is made larger, and what it held copied there
+            torch.mm(ones, ones, out=out)  # the memory of `out` grows, and its contents are copied
             assert out.tolist() == [[2, 2], [2, 2]]
         whole = torch.zeros(2, 4, device="npu")
         torch.add(ones, 1, out=whole[:, ::2])
@@ -261,7 +261,7 @@ class TestFiles:
 
 
 def test_shapes_alone_will_do(fake_npu):
-    """A layer of 671 billion parameters' worth of experts takes no memory."""
+    """A layer of experts of a model with 671 billion parameters takes no memory."""
     tokens = torch.empty(4 * 4096, 7168, device="npu", dtype=torch.bfloat16, requires_grad=True)
     weight = torch.empty(7168, device="npu", requires_grad=True)
     indices = torch.empty(4 * 4096, 8, device="npu", dtype=torch.int32)

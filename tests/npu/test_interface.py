@@ -1,4 +1,4 @@
-"""What LLaMA-Factory's users write, on an NPU, with nothing changed but the line that imports it."""
+"""Code of LLaMA-Factory's users works on an NPU with only its import changed."""
 
 import json
 import types

@@ -1,4 +1,4 @@
-"""Every known way to get a kernel wrong is seen: by what is raised, by a gradient that is missing, or by numbers."""
+"""Every known mistake in a kernel shows: by an error, by a missing gradient, or by numbers."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import torch
 
 from . import mistakes
 
-# What shows on tensors with values, and on tensors without.
+# How each mistake shows on tensors with values, and on tensors without; None if it does not.
 SEEN = {
     mistakes.EpsDropped: ("other numbers", None),
     mistakes.EpsMisnamed: ("RuntimeError: Unknown keyword argument 'eps' for operator 'npu::npu_rms_norm'",) * 2,
@@ -44,7 +44,7 @@ def outcome(compute, device):
 
 
 def what_is_wrong(compute, *, values=True):
-    """In a word; None if nothing is."""
+    """What is wrong with *compute*, in a few words; ``None`` if nothing is."""
     try:
         result, gradients = outcome(compute, "npu")
     except Exception as error:

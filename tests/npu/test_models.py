@@ -1,4 +1,4 @@
-"""Whole models on an NPU with every NPU kernel at once: what they compute and learn is what they did on the CPU."""
+"""Whole models on an NPU with every NPU kernel at once compute and learn what they did on the CPU."""
 
 import copy
 import itertools
@@ -18,13 +18,13 @@ MODELS = [
     for name in TINY
 ]
 FEW = ("gemma3_text", "gpt_oss")
-"""One with gates and other norms, and one with experts."""
+"""One model with gates and other norms, and one with experts."""
 
 LEFT_ALONE = {"cohere": {"CohereLayerNorm"}}
-"""A norm that subtracts the mean."""
+"""What no kernel fuses: a norm that subtracts the mean."""
 
 ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4}
-"""How far a result may be from where it should be, as a share of its size: so many roundings."""
+"""How far a result may be from where it should be, in roundings, as a share of its size."""
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def manager():
 
 
 def few(model, dtype=None):
-    """What must occur of a model and a dtype: those of `FEW`, in turns."""
+    """What must occur of a model and a dtype: the models of `FEW`, with the dtypes in turns."""
     return [model, dtype] if model in FEW else []
 
 
@@ -73,7 +73,7 @@ def test_logits_and_gradients_are_those_of_the_unfused_model(host_npu, manager, 
 
 
 def finest(name):
-    """The dtype of the truth about a model in float32: torch's grouped matmul of experts has no other."""
+    """The dtype for the truth about a float32 model: float64; with experts float32, as grouped matmuls lack float64."""
     return torch.float32 if "num_local_experts" in TINY[name] else torch.float64
 
 
@@ -155,7 +155,7 @@ AS_TRAINED = {
 
 @pytest.mark.parametrize("name", first_quick(["qwen3_moe", "deepseek_v3"]))
 def test_in_the_calls_of_trainers(host_npu, manager, name):
-    """With padding, packing, sequence parallelism and few tokens, for which NaN gradients were reported elsewhere."""
+    """Calls with padding, packing, sequence parallelism and few tokens, for which others reported NaN gradients."""
     model = build(name).to("npu")
     expected = {way: step(model, **others) for way, others in AS_TRAINED.items()}
     with manager.apply_all(model) as applied:
@@ -167,7 +167,7 @@ def test_in_the_calls_of_trainers(host_npu, manager, name):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_what_autocast_gives_is_computed_by_kernels(host_npu, manager, dtype):
-    """Mixed precision is float16 on chips without bfloat16: there norms of queries, and rotations, are called in it."""
+    """On chips without bfloat16, mixed precision is float16, and norms of queries and rotations are called in it."""
     model = build("qwen3_moe").to("npu")
     with manager.apply_all(model) as applied, torch.autocast("npu", dtype):
         step(model)
@@ -175,12 +175,12 @@ def test_what_autocast_gives_is_computed_by_kernels(host_npu, manager, dtype):
 
 
 def assert_as_it_was(found, expected, way=""):
-    """Each by its own size."""
+    """Compare each tensor relative to its own size."""
     assert found.keys() == expected.keys()
     far = {key: share for key, value in expected.items() if not (share := distance(found[key], value)) < 1e-5}
     assert not far, way
 
 
 def distance(found, true):
-    """How far *found* is from *true*, as a share of its size."""
+    """How far *found* is from *true*, as a share of the size of *true*."""
     return ((found.double() - true.double()).norm() / true.double().norm().clamp_min(1e-30)).item()

@@ -1,4 +1,4 @@
-"""The code on the page about all this works, and that on the pages in Chinese."""
+"""The code on the page about testing without an NPU works, and so does the code on the pages in Chinese."""
 
 import sys
 import types
@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / NEEDS_AN_NPU
 
 
 def test_the_python_of_the_page_runs_from_top_to_bottom(host_npu, monkeypatch, capsys):
-    monkeypatch.setitem(references(), "npu::npu_mish", None)  # so that what the page adds goes with this test
+    monkeypatch.setitem(references(), "npu::npu_mish", None)  # so that the page's entry is gone afterwards
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     found = blocks(PAGE)

@@ -1,4 +1,4 @@
-"""What a person sees who runs pytest, or a script, with an NPU in host memory."""
+"""What a person sees who runs pytest or a script with an NPU in host memory."""
 
 import os
 import subprocess
@@ -10,14 +10,14 @@ from support.thorough import thorough
 
 from fuseplug_testing.checks import CHECKS
 
-pytestmark = pytest.mark.usefixtures("host_npu")  # where that cannot be had, neither can what these start
+pytestmark = pytest.mark.usefixtures("host_npu")  # without it, what these tests start has none, either
 
 TESTS = str(Path(__file__).parents[1])
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Run Python in an empty directory, as from a fresh shell."""
+    """Runs Python in an empty directory, as from a fresh shell."""
 
     def run(*args, **environ):
         kept = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
@@ -37,7 +37,7 @@ def run_pytest(run):
 
 
 def test_with_the_option_a_suite_for_npus_runs_as_it_is(run, tmp_path):
-    """Its conftest imports torch, which finds torch_npu by itself; in workers too."""
+    """The suite's conftest imports torch, which finds torch_npu by itself; in workers, too."""
     pytest.importorskip("xdist")
     (tmp_path / "conftest.py").write_text("import torch\nassert torch.npu.is_available()\n")
     (tmp_path / "test_suite.py").write_text(
@@ -87,7 +87,7 @@ def test_a_kernel_that_is_careless_of_limits_does_not(run_pytest):
 
 
 def test_outside_no_op_gives_a_result(run):
-    """There is no kernel that could: memory can be had and copied, and that is all."""
+    """Outside there are no kernels: memory can be allocated and copied, and nothing else works."""
     done = run("-c", OUTSIDE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["10.0", "raised", "raised", "raised", "raised", "raised", "10.0"]
@@ -128,7 +128,7 @@ def test_a_script_runs_as_it_is(run, tmp_path):
 
 @thorough
 def test_the_trainer_of_transformers_trains(run, tmp_path):
-    """By itself: nothing in the script is about NPUs."""
+    """The Trainer finds the NPU by itself: nothing in the script is about NPUs."""
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     (tmp_path / "train.py").write_text(TRAIN)

@@ -1,4 +1,4 @@
-"""References compute what the ops are documented to: their gradients are those of their values, and of others' code."""
+"""References compute what the ops document; their gradients match finite differences and others' code."""
 
 import inspect
 
@@ -14,7 +14,7 @@ npu = torch.ops.npu
 
 @pytest.fixture
 def unlimited(host_npu):
-    """The numbers of float64, which no NPU has, for finite differences."""
+    """An NPU that computes float64, too, which no real NPU has, for finite differences."""
     with HostNPU(contract=False) as inner:
         yield inner
 
@@ -30,7 +30,7 @@ def rows_of(experts):
 EXPERTS = torch.tensor([[2, 0], [1, 2], [0, 1], [2, 1]])
 MASK = torch.tensor([[False, True, True], [False, False, True], [False, False, False]])
 
-# By what the backward is called: the op as a function of what has gradients, and that.
+# For each backward, by the name of its call: the op as a function of the differentiable inputs, and these inputs.
 DIFFERENTIABLE = {
     "npu_rms_norm_backward": (lambda x, w: npu.npu_rms_norm(x, w, 0.1)[0], [rand(3, 4), rand(4)]),
     "npu_rms_norm_backward, two dims": (lambda x, w: npu.npu_rms_norm(x, w, 0.1)[0], [rand(2, 3, 4), rand(3, 4)]),
@@ -91,7 +91,7 @@ def test_the_gradient_is_that_of_the_values(unlimited, name):
 
 
 def test_a_wrong_gradient_is_seen(unlimited, monkeypatch):
-    """The same with a formula that has lost its last term."""
+    """The same test with a formula that lacks its last term."""
 
     def without_the_mean(dy, input, gamma, rstd):  # noqa: A002 - torch_npu's name
         return dy * gamma * rstd, (dy * input * rstd).sum_to_size(gamma.shape)
@@ -157,7 +157,7 @@ def rotate_half(x):
 
 
 def test_rotations_without_gradients(host_npu):
-    """As the attention of DeepSeek, and that of most models."""
+    """Rotations as in DeepSeek's attention, and as in most models' attention."""
     q, cos, sin = (rand(2, 3, 5, 64).half(), *(rand(2, 1, 5, 64).half() for _ in range(2)))
     halves = q.view(2, 3, 5, 32, 2).transpose(4, 3).reshape(q.shape)
     expected = halves.float() * cos.float() + rotate_half(halves).float() * sin.float()
@@ -180,7 +180,7 @@ def test_a_rotation_as_a_matrix(host_npu):
 @pytest.mark.parametrize("mode", ["half", "interleaved"])
 @pytest.mark.parametrize("cache", ["default", "interleave"])
 def test_rotation_by_three_positions(host_npu, mode, cache):
-    """As Qwen2-VL has its sections, one after the other, and Qwen3-VL, every third."""
+    """Sections as in Qwen2-VL, one after the other, and as in Qwen3-VL, every third."""
     sections, width, tokens = [8, 4, 4], 32, 6
     positions = torch.stack([torch.arange(tokens), torch.arange(tokens) // 2, torch.arange(tokens) % 2])
     frequencies = 1 / 10000 ** (torch.arange(0, width, 2) / width)
@@ -252,7 +252,7 @@ def test_matrix_products_are_computed_wide_and_those_of_integers_are_exact(host_
 @pytest.mark.parametrize("cumulative", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_of_groups_of_rows(host_npu, cumulative, dtype):
-    """Of which the last ends before x does: what no kernel writes is not a number."""
+    """The last group ends before x does: the rows that no kernel writes are NaN."""
     x, weight = rand(7, 8, dtype=dtype), rand(3, 8, 4, dtype=dtype)
     groups = GROUPS.cumsum(0) if cumulative else GROUPS
     how = {"split_item": 2, "group_type": 0, "group_list_type": int(not cumulative), "group_list": groups.npu()}
@@ -300,7 +300,7 @@ def test_attention_of_torch(host_npu, causal):
 
 
 def test_attention_with_dropout(host_npu):
-    """Drawn anew each time, from the NPU's generator, and again in the backward."""
+    """The mask is drawn anew in each call, from the NPU's generator, and the backward draws the same mask again."""
     value = torch.eye(64, device="npu").expand(1, 1, 64, 64).requires_grad_()
     query = torch.randn(1, 1, 64, 8, device="npu")
     of_cpu = torch.get_rng_state()
@@ -331,8 +331,8 @@ def test_casts(host_npu, name):
 
 
 def test_somebody_elses_op(host_npu, monkeypatch):
-    """Computed by their reference, and counted."""
-    monkeypatch.setitem(references(), "reference_of_mine::double", None)  # so that it goes with this test
+    """Somebody else's op is computed by its reference, and counted."""
+    monkeypatch.setitem(references(), "reference_of_mine::double", None)  # so that the entry is gone after this test
     library = torch.library.Library("reference_of_mine", "DEF")
     try:
         library.define("double(Tensor x) -> Tensor")

@@ -1,4 +1,4 @@
-"""What CANN refuses, or does otherwise than its pages say: the stand-in does the same, by the chip."""
+"""Where CANN refuses a call, or departs from its documentation, the stand-in does the same, for each chip."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def whole(*numbers, dtype=torch.int64):
 
 
 def refused(call):
-    """The argument that is named; None if the call is fine."""
+    """The argument that the error names; ``None`` if the call is fine."""
     try:
         call()
     except ContractError as error:
@@ -34,7 +34,7 @@ def rotate(x, dtype, table=None):
 
 
 class TestTheLayoutOfRotations:
-    """CheckBnsdBlockSkip: contiguous heads under tables of the sequence alone."""
+    """CANN's CheckBnsdBlockSkip: contiguous heads with tables of the sequence alone."""
 
     @pytest.mark.parametrize(
         ("x", "dtype", "cores", "is_refused"),

@@ -1,4 +1,4 @@
-"""The script for owners of an NPU runs, as a script, and its verdict can be bad."""
+"""The script for owners of an NPU runs as a script, and its verdict can be bad."""
 
 import json
 import os

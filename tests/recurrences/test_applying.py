@@ -1,4 +1,4 @@
-"""What apply_all makes of the specimens of recurrences, with each backend."""
+"""What `apply_all` does with the specimens of recurrences, on each backend."""
 
 import pytest
 import torch
@@ -12,12 +12,12 @@ from fuseplug_ssd.specimens import specimens as chunk_scans
 pytestmark = pytest.mark.usefixtures("small_checks")
 
 SPECIMENS = {
-    "scan-0": ("selective_scan", scans, 0, "selective_scan", "s6"),  # under autocast the other has a step in float32
+    "scan-0": ("selective_scan", scans, 0, "selective_scan", "s6"),  # the other has a float32 step under autocast
     **{f"chunks-{n}": ("ssd", chunk_scans, n, "chunk_scan", "mamba2") for n in (0, 1)},
     **{f"head-{n}": ("gated_delta_rule", delta_rules, n, "chunk_gated_delta_rule", "head") for n in (0, 1)},
     "channel-2": ("gated_delta_rule", delta_rules, 2, "chunk_delta_attention", "channel"),
 }
-"""The op, its specimens and the number of one, what it looks up, and the variant."""
+"""For each name: the op, its specimens, the index of one, the function that it looks up, and the variant."""
 HERE = {row.op for row in rows().values()}
 
 

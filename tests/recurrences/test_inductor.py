@@ -1,4 +1,4 @@
-"""Every recurrence in chunks: how exact it is, what it keeps, and what it does not write into."""
+"""Every recurrence in chunks: how exact it is, what it keeps, and what it leaves unwritten."""
 
 import importlib
 import itertools
@@ -66,7 +66,7 @@ def test_results_share_no_memory_with_arguments(row, kernel, optional):
 
 @every
 def test_gradients_that_are_handed_in_stay_as_they_are(row, kernel):
-    """However they lie in memory: also as the kernel would have them, so that it need not copy them to read them."""
+    """In whatever order of memory, including the kernel's own, in which it need not copy them to read them."""
     results = row.both(kernel)[0](**leaves_of(row, **row.short[-1]))
     for number, result in enumerate(results):
         for order in itertools.permutations(range(result.dim())):

@@ -1,4 +1,4 @@
-"""Recurrences on NPUs: how much is launched, that the host waits for nothing, and where they are cut."""
+"""Recurrences on NPUs: how much they launch, that the host waits for nothing, and where they are cut."""
 
 import pytest
 import torch
@@ -25,10 +25,10 @@ def kernel(backend, row):
 
 
 def launches(host_npu, row, kernel, *, gradients=True, **how):
-    """What a forward launches without a state before, and a backward if *gradients* are wanted."""
+    """What a forward without an initial state launches, and its backward if *gradients* are wanted."""
     arguments = {name: t.to("npu").requires_grad_(gradients) for name, t in row.tensors(BF16, **how).items()}
     del arguments[row.optional[-1]]
-    kernel(**arguments)  # what is kept from call to call
+    kernel(**arguments)  # computes what is kept from call to call
     if gradients:
         torch.autograd.grad(kernel(**arguments)[0].sum(), list(arguments.values()))
     host_npu.calls.clear()
@@ -45,12 +45,12 @@ LAUNCHES = {
     "gated_delta_rule-head": ((2, 1), 79, 149, 1, 3),
     "gated_delta_rule-channel": ((2, 1), 128, 277, 1, 3),
 }
-"""The rest of the shape; what a forward and a backward launch; and for each chunk the forward, and both."""
+"""The rest of the shape; launches of a forward, and of a backward; per chunk those of a forward, and of both."""
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_what_is_launched_in_a_segment(host_npu, backend, name):
-    """The READMEs have the numbers for 2048 tokens, 32 chunks."""
+    """The READMEs state the numbers for 2048 tokens, which are 32 chunks."""
     row, (rest, forward, backward, of_forward, of_both) = ROWS[name], LAUNCHES[name]
     kernel = row.both(backend.module(row.op))[0]
     for chunks in (2, 5):
@@ -77,7 +77,7 @@ def test_the_host_waits_for_nothing(host_npu, row, kernel):
 
 @every
 def test_nothing_is_computed_in_float64(host_npu, row, kernel, monkeypatch):
-    """NPUs have few operations for it: the sums of decays are exact in another way."""
+    """NPUs have few operations for float64, so the sums of decays are made exact in another way."""
     dtypes = set()
     for name in ("cumsum", "sum", "sub", "mul"):
         own = getattr(torch.Tensor, name)
@@ -116,7 +116,7 @@ def test_a_model_computes_what_it_did_on_the_cpu(host_npu, small_checks, name):
     with KernelManager(environ={"FUSEPLUG_KERNELS": f"npu_fused_{op}"}).apply_all(model) as applied:
         assert {entry.check for entry in applied.report.fused} == {"passed"}, applied.report
         for key, value in step(model).items():
-            # The original's gradients of decays have lost a digit or two.
+            # The original's gradients of decays lose a digit or two.
             allowed = 1e-4 * expected[key].abs().max().item()
             torch.testing.assert_close(value.cpu(), expected[key], rtol=0, atol=allowed)
         assert torch.equal(model.generate(tokens.to("npu"), max_new_tokens=3, do_sample=False).cpu(), written)

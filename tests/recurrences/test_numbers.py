@@ -1,4 +1,4 @@
-"""Every recurrence by each backend: values and gradients, layouts, dtypes, and what is left to the reference."""
+"""Every recurrence on each backend: values and gradients, layouts, dtypes, and the calls left to the reference."""
 
 import itertools
 
@@ -14,7 +14,7 @@ every = pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 
 
 def of_every(values):
-    """The parameters of each row with each of its own *values*."""
+    """Parameters for each row with each of the *values* of that row."""
     return [pytest.param(row, value, id=f"{name}-{value}") for name, row in ROWS.items() for value in values(row)]
 
 

@@ -37,7 +37,7 @@ def test_modules_in_half_precision(op, dtype):
 
 @thorough
 def test_a_selective_scan_in_float16_is_left_alone():
-    """That of a model keeps its states in float16, which overflow where the kernel's do not."""
+    """A model's scan keeps its states in float16, where they overflow; the kernel's states do not."""
     (entry,) = reference_manager("selective_scan").plan(ScanMixer().half()).report.entries
     assert "output[0] is finite elsewhere than the original's" in entry.why_not
 

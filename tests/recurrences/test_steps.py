@@ -1,4 +1,4 @@
-"""Steps of decoding by functions that write into the states, and what of them is left alone."""
+"""Decoding steps by functions that write into the states, and the steps that are left alone."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from transformers.models.mamba2.modeling_mamba2 import mamba2_selective_state_up
 
 
 class Family(NamedTuple):
-    """One kind of steps.
+    """One kind of decoding step.
 
     Attributes:
-        kernel: That for CPUs.
+        kernel: The kernel for CPUs.
         mixer: A specimen that looks up a function for many tokens.
-        whole: That function.
-        update: That for one token.
-        state: The shape of the states; of x it is the shape without the last dimension.
-        groups: Those of B and C, as their dimension.
-        otherwise: What else a model calls it with.
+        whole: The function for many tokens.
+        update: The function for one token.
+        state: The shape of the states. Without its last dimension, it is the shape of x.
+        groups: The dimension of groups in B and C, if they have one.
+        otherwise: Other arguments with which a model calls ``update``, too.
     """
 
     kernel: type[Any]
@@ -49,14 +49,14 @@ class Family(NamedTuple):
     otherwise: dict[str, Any]
 
     def step(self, dtype=torch.float32, **changes):
-        """The arguments of a step by name, those that may be missing included. The bias of a channel is in float32."""
+        """The arguments of a step by name, including optional ones. The bias of a channel is in float32."""
         generator = torch.Generator().manual_seed(0)
 
         def normal(*shape):
             return torch.randn(shape, generator=generator)
 
         (batch, *of_x, states), wide = self.state, len(self.state) > 3
-        one = (*of_x[:1], 1) if wide else of_x  # of a head, or of a channel
+        one = (*of_x[:1], 1) if wide else of_x  # one number for each head, or for each channel
         B, C = (normal(batch, *self.groups, states).to(dtype) for _ in range(2))
         return {
             "state": normal(*self.state),
@@ -72,12 +72,12 @@ class Family(NamedTuple):
         } | changes
 
     def decoding(self, update=None):
-        """A mixer that looks up a function for many tokens as well, as mixers do."""
+        """A mixer that looks up the function for many tokens, too, as real mixers do."""
         names = {"whole": self.whole, "update": update or self.update}
         return type("Decoding", (self.mixer,), {"forward": _with_globals(_forward, names)})()
 
     def wrong(self, function):
-        """A mixer whose function for one token is *function*, with the true one in it."""
+        """A mixer whose function for one token is *function*, which can call the right one as ``update``."""
         return self.decoding(_with_globals(function, {"update": self.update}))
 
 
@@ -90,7 +90,7 @@ def _forward_without_a_scan(self, *args, **kwargs):
 
 
 def forgets(state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softplus=False, z=None, **kwargs):
-    """It leaves the state as it is."""
+    """Leaves the state as it is."""
     return update(state.clone(), hidden_states, dt, A, B, C, D, dt_bias, dt_softplus, z)  # noqa: F821
 
 
@@ -105,7 +105,7 @@ def ungated(state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softplus
 
 
 def _with_globals(function, names):
-    """*function* in a Python module of its own, in which it looks up *names*."""
+    """A copy of *function* in its own Python module, where it looks up *names*."""
     module = types.ModuleType(f"{__name__}_{len(MODULES)}")
     MODULES.append(module)
     sys.modules[module.__name__] = module  # where Dynamo looks for it
@@ -148,7 +148,7 @@ def manager(family):
 
 
 def stepped(function, arguments, **how):
-    """The result of *function*, and the state that it leaves, of copies of what it writes into."""
+    """The result of *function*, and the state that it leaves, computed on a copy of the state."""
     state = arguments["state"].clone()
     with torch.set_grad_enabled(how.get("gradients", False)):
         return function(**arguments | {"state": state}), state
@@ -210,7 +210,7 @@ def test_a_step_that_computes_something_else_is_left_alone(manager, family, func
 
 @every
 def test_a_step_without_a_scan_beside_it_is_nothing_to_say(manager, family):
-    """As in the other of the two families, whose function of this signature computes another recurrence."""
+    """In the other family, a function of the same signature computes another recurrence."""
     forward = _with_globals(_forward_without_a_scan, {"update": family.update})
     assert not manager.plan(type("OfAnotherFamily", (family.mixer,), {"forward": forward})()).report.entries
 

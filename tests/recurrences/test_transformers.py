@@ -1,4 +1,4 @@
-"""The recurrences of transformers: whole models compute what they did, and every class is found."""
+"""The recurrences of transformers: whole models compute what they did before, and every class is found."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Family(NamedTuple):
     """Models with one recurrence.
 
     Attributes:
-        op: Its name.
+        op: The op's name.
         whole: The function for many tokens.
-        step: That for a step of decoding.
-        formula: The reference, called as the first.
-        targets: What a recogniser finds in a class.
-        files: How many files of transformers have it, at least.
+        step: The function for a decoding step.
+        formula: The reference, called as ``whole`` is.
+        targets: Finds the targets in a class, as the recogniser does.
+        files: The least number of transformers' files that have the recurrence.
     """
 
     op: str
@@ -94,7 +94,7 @@ def fused_by(op):
 
 
 def continued(model, tokens):
-    """The logits of the last of *tokens*, after a cache of the first twelve that were read without gradients."""
+    """The logits of *tokens* after the first twelve, which fill the cache without gradients."""
     with torch.no_grad():
         first = model(tokens[:, :12], use_cache=True)
     past = next(name for name in ("cache_params", "past_key_values") if name in first)
@@ -102,15 +102,16 @@ def continued(model, tokens):
 
 
 def counts(applied, function):
-    """How many calls were the kernel's, and the original's, in every mixer alike."""
+    """How many calls the kernel and the original computed, the same in every mixer."""
     (count,) = {(count.fused, count.original) for count in applied.calls() if count.target.function == function}
     return count
 
 
 def in_float64(model, family):
-    """What a step of *model*, which is left in float64, gives with the formula in the place of its own function.
+    """What a step of *model* gives in float64 with the formula in place of its own function; *model* stays in float64.
 
-    That computes in float32, whatever it is given; and the gradients of its decays may have lost a digit or two.
+    The model's own function computes in float32, whatever its inputs, and may lose a digit or two in the gradients of
+    decays.
     """
     module = importlib.import_module(type(model).__module__)
     with pytest.MonkeyPatch.context() as patch:
@@ -175,7 +176,7 @@ def test_training_under_autocast_and_generation_are_computed_by_the_kernel(name)
 @five
 @pytest.mark.parametrize("name", quick_if(ssd.MODELS, ("mamba2",)))
 def test_states_that_are_written_into_before_the_backward_have_their_gradients(name):
-    """A model writes the last states into its cache, and transformers' chunk scan has kept a copy of the first."""
+    """A model writes the last states into its cache; transformers' chunk scan has kept a copy of the first states."""
     model = build(name, torch.float32, **ssd.MODELS[name])
     tokens = torch.arange(48).view(2, 24) + 3
 
@@ -193,7 +194,7 @@ def test_states_that_are_written_into_before_the_backward_have_their_gradients(n
 @five
 @pytest.mark.parametrize("name", quick_if(MODELS, ("mamba2",)))
 def test_a_compiled_model_computes_what_the_unfused_one_does(name):
-    """Guards compare what the functions close over, and the compiler goes into both."""
+    """Guards compare what the functions close over, and the compiler traces both guards and functions."""
     kind, values, *_ = MODELS[name]
     model = build(name, torch.float32, **values).eval()
     tokens = torch.arange(48).view(2, 24) + 3

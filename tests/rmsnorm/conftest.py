@@ -1,4 +1,4 @@
-"""What finds out which variant a module is: a small stand-in for Fuseplug's own verification, written apart from it."""
+"""Finds out which variant a module is: a small stand-in for Fuseplug's verification, written independently of it."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from fuseplug_rmsnorm import reference
 
 
 def twin(module, parameters):
-    """A module of the same class and attributes with *parameters* in place of its own."""
+    """A module with the class and attributes of *module*, and with *parameters* in place of its own."""
     copy = object.__new__(type(module))
     copy.__dict__.update(module.__dict__)
     new = {name: nn.Parameter(parameters[name]) for name in module._parameters if name in parameters}
@@ -34,7 +34,7 @@ def same_bits(a, b):
 
 
 def survivors(module, proposal, compute=reference.rms_norm):
-    """The adapters of *proposal* that equal the module bitwise in every mix it runs with, and the number of these."""
+    """The adapters of *proposal* that match the module bitwise in every mix it runs with, and the number of mixes."""
     adapters, ran = list(proposal.adapters), 0
     for mix in proposal.mixes:
         example = proposal.example(mix, 64, torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""What apply_all makes of norms, with each backend."""
+"""What `apply_all` does with norms, on each backend."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What Inductor compiles is right, and is compiled a handful of times."""
+"""Inductor's programs for RMSNorm are right, and are compiled only a handful of times."""
 
 import threading
 
@@ -35,7 +35,7 @@ MIXES = [
 
 @pytest.fixture
 def traced(monkeypatch):
-    """Programs are recorded, but not made into machine code: for how many there are."""
+    """Records programs without compiling them to machine code, for tests that count them."""
     monkeypatch.setattr(inductor._fused, "_programs", {})
     monkeypatch.setattr(program, "compiled_by_inductor", uncompiled)
 

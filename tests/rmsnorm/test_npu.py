@@ -1,4 +1,4 @@
-"""What is special to RMSNorm on NPUs: how many kernels are launched, and the limits of torch_npu's operations."""
+"""What is specific to RMSNorm on NPUs: how many kernels it launches, and the limits of torch_npu's operations."""
 
 from collections import Counter
 

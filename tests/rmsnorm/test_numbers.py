@@ -1,4 +1,4 @@
-"""RMSNorm by each backend: values and gradients, layouts, dtypes, and what is left to the reference."""
+"""RMSNorm on each backend: values and gradients, layouts, dtypes, and the calls left to the reference."""
 
 import itertools
 
@@ -16,7 +16,7 @@ from fuseplug_rmsnorm.reference import VARIANTS
 
 UNGATED = [name for name, row in VARIANTS.items() if row.gate is None]
 OF_PROGRAMS = KINDS if backends.NAME == "triton" else VARIANTS
-"""What differs from program to program."""
+"""The variants whose programs differ."""
 
 
 def in_every_mix(variants):
@@ -65,14 +65,14 @@ def test_rare_dtypes_and_shapes(backend, kernel, changes, options):
 @pytest.mark.parametrize("variant", ["llama", "gate-first"])
 def test_every_eps(backend, kernel, variant, eps):
     arguments = tensors(variant)
-    if eps == 0.0:  # a row of zeros has no direction then
+    if eps == 0.0:  # without eps, a row of zeros has no direction
         arguments |= {name: t[:, :3] for name, t in arguments.items() if name != "weight"}
     backend.assert_right(*both(kernel, variant, eps=eps), arguments, TOLERANCE)
 
 
 @pytest.mark.parametrize("variant", KINDS)
 def test_a_weight_of_zeros(backend, kernel, variant):
-    """As a model has it before it was trained, where the norm multiplies by 1 + w, or ends a residual branch."""
+    """The weights before training, in norms that multiply by 1 + w or end a residual branch."""
     arguments = tensors(variant, BF16, BF16)
     backend.assert_right(*both(kernel, variant), arguments | {"weight": torch.zeros(WIDTH, dtype=BF16)}, TOLERANCE)
     assert backend.launches
@@ -109,7 +109,7 @@ def test_the_same_bits_each_time_and_the_arguments_stay(backend, kernel):
     arguments = backend.on(tensors("gated-silu", shape=(70, WIDTH)))
     before = {name: t.clone() for name, t in arguments.items()}
     first, second = (outcome(both(kernel, "gated-silu")[0], arguments, backend.device).values for _ in range(2))
-    # The sum over rows in host memory is the CPU's, in any order.
+    # On the NPU in host memory, the CPU sums over rows, in any order.
     close = {"rtol": 1e-5, "atol": 1e-4} if backend.name == "npu" else {"rtol": 0, "atol": 0}
     torch.testing.assert_close(first, second, **close)
     assert all(torch.equal(arguments[name], before[name]) for name in arguments)
@@ -182,7 +182,7 @@ def test_only_wanted_gradients_are_computed(backend, kernel, wanted):
     ours, theirs = gradients(kernel), gradients(reference)
     assert {name for name, gradient in ours.items() if gradient is not None} == set(wanted)
     for name in wanted:
-        # A row near zero has gradients of thousands: what cancels in them is rounded at their size.
+        # A row near zero has gradients in the thousands. Where they cancel, the rounding is of their size.
         atol = 1e-4 + 1e-6 * theirs[name].abs().max().item()
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=atol)
 
@@ -280,7 +280,7 @@ def test_inside_torch_compile_it_is_one_graph(backend, kernel, variant):
     backend.clear()
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
     backend.assert_right(compiled, theirs, tensors(variant, BF16, BF16), TOLERANCE)
-    assert bool(backend.launches) == (backend.name != "inductor")  # for the compiler around it to fuse further
+    assert bool(backend.launches) == (backend.name != "inductor")  # left for the compiler around it to fuse further
 
 
 @in_every_mix(VARIANTS)

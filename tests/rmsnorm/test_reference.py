@@ -1,4 +1,4 @@
-"""The formula is exact where it can be, and says what does not fit."""
+"""The reference is exact where it can be, and its errors name what does not fit."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Every form of RMSNorm in transformers is recognised, and its variant found by what it does."""
+"""Every form of RMSNorm in transformers is recognised, and its variant found by what it computes."""
 
 import importlib
 
@@ -70,7 +70,7 @@ def build(model, name, arguments):
 
 
 class DividesByRoot(nn.Module):
-    """As Gemma3n was in transformers 4.57."""
+    """The norm of Gemma3n in transformers 4.57."""
 
     def __init__(self, width=WIDTH, eps=1e-6):
         super().__init__()
@@ -83,7 +83,7 @@ class DividesByRoot(nn.Module):
 
 
 class TwiceCast(nn.Module):
-    """As CpmAnt's."""
+    """The norm of CpmAnt."""
 
     def __init__(self, width=WIDTH, eps=1e-6):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is special to RMSNorm by Triton: one pass, many programs, layouts that are not copied, what is kept."""
+"""What is specific to RMSNorm in Triton: one pass, many programs, layouts that are not copied, and what is kept."""
 
 from collections import Counter
 

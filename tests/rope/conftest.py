@@ -1,4 +1,4 @@
-"""A RoPE kernel whose function is the reference, so that what is found can be tested without compiling anything."""
+"""A RoPE kernel whose function is the reference, so that tests of what is found compile nothing."""
 
 import pytest
 from support.managers import manager_of

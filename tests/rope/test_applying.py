@@ -1,4 +1,4 @@
-"""What apply_all makes of rotations, with each backend."""
+"""What `apply_all` does with rotations, on each backend."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from fuseplug_rope.kernels import RoPEKernel
 pytestmark = pytest.mark.usefixtures("small_checks")
 
 
-# One for each way that an adapter calls the kernel: the rest is numbers.
+# One for each way in which an adapter calls the kernel: all others differ only in their numbers.
 @pytest.mark.parametrize("name", few_on("triton", ["Half", "Complex", "OwnMethod"], 0))
 def test_modules_are_fused_and_undone(backend, name):
     backend.module("rope")

@@ -1,4 +1,4 @@
-"""What Inductor compiles of RoPE is right, copies nothing, and is compiled a handful of times."""
+"""Inductor's programs for RoPE are right, copy nothing, and are compiled only a handful of times."""
 
 import functools
 import itertools
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
     InductorRoPEKernel().unavailable("cpu") is not None, reason="Inductor needs a C++ compiler"
 )
 
-# One for each way that the formula is written.
+# One for each way of writing the formula.
 WAYS = ["half", "half-partial", "interleaved", "mla"]
 
 check = functools.partial(rotations.assert_right, inductor.rope, "cpu")
@@ -30,13 +30,13 @@ check = functools.partial(rotations.assert_right, inductor.rope, "cpu")
 
 @pytest.fixture
 def ran(everything_compiled, backend):
-    """The programs that are started; small inputs are compiled for as well."""
+    """The programs that are started, including those for small inputs."""
     return backend.order
 
 
 @pytest.fixture
 def traced(ran, monkeypatch):
-    """The same, with programs that are recorded but not made into machine code: for what layouts they get and give."""
+    """Like `ran`, but records programs without compiling them to machine code, for tests of layouts and counts."""
     monkeypatch.setattr(inductor._fused, "_programs", {})
     monkeypatch.setattr(program, "compiled_by_inductor", uncompiled)
     return ran
@@ -132,7 +132,7 @@ def test_threads_may_all_be_first(traced):
 
 
 def test_one_forward_and_one_backward_are_compiled_for_all_sizes(traced):
-    # Equal sizes first: what is equal by chance must not be taken to be equal always.
+    # Equal sizes first: sizes that are equal by chance must not be taken to be equal in every call.
     for batch, length, heads in [(4, 4, (4, 4)), (2, 5, (3, 2)), (7, 64, (8, 2)), (3, 300, (2, 5))]:
         q, k, cos, sin = as_attention(*tensors(batch=batch, length=length, heads=heads))
         for _ in range(2):

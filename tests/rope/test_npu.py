@@ -1,4 +1,4 @@
-"""What is special to RoPE on NPUs: one operation without copies, whatever CANN would refuse, and its limits."""
+"""What is specific to RoPE on NPUs: one operation without copies, calls that CANN would refuse, and its limits."""
 
 import functools
 import itertools
@@ -27,7 +27,7 @@ CONTIGUOUS = [
     {"batch": 40, "length": 3, "heads": (30, 2), "dim": 32},
     {"batch": 1200, "length": 2, "heads": (2, 2), "dim": 32},
 ]
-"""Beside tables of the sequence alone. The last two have too many heads of one batch, and too many of the batch."""
+"""Sizes of heads, for tables of the sequence alone. In the last two, batch times heads, or the batch, is too large."""
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_contiguous_heads_are_not_refused_by_any_number_of_cores(host_npu, sizes
 
 
 def test_contiguous_heads_as_they_are_would_be_refused(host_npu, monkeypatch):
-    """The layout that was called before: batch, heads and sequence apart, and tables of the sequence."""
+    """The layout that was passed before: batch, heads and sequence apart, and tables of the sequence."""
 
     def apart(sizes, strides, table, differ, mode):
         return layouts._layout([[0], [1], [2]], [False, False, True], sizes, table)

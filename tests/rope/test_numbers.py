@@ -1,4 +1,4 @@
-"""RoPE by each backend: values and gradients in every variant and layout, and what is left to the reference."""
+"""RoPE on each backend: values and gradients in every variant and layout, and the calls left to the reference."""
 
 import functools
 import itertools
@@ -42,7 +42,7 @@ def check(backend, rope):
 )
 def test_every_variant_in_every_mix_of_dtypes(backend, check, variant, dtypes):
     check(tensors(variant, *dtypes), variant=variant)
-    assert backend.launches or backend.name == "inductor"  # which leaves some pairs to PyTorch
+    assert backend.launches or backend.name == "inductor"  # Inductor leaves some pairs to PyTorch
 
 
 @pytest.mark.parametrize("variant", few_on("triton", [*WAYS, *(name for name in VARIANTS if name not in WAYS)], 7))
@@ -125,7 +125,7 @@ def test_only_the_gradients_that_are_needed(backend, rope, check, frozen):
 @pytest.mark.parametrize("tables_too", [False, True])
 @pytest.mark.parametrize("used", [0, 1])
 def test_what_nobody_uses_has_no_gradient(backend, rope, used, tables_too):
-    """None, as in the original: zeros would let an optimizer's weight decay change what nobody trains."""
+    """The gradient is None, as in the original: with zeros, weight decay would change what nobody trains."""
     q, k, cos, sin = as_attention(*on(backend.device, tensors()))
     wanted = (q, k, cos.requires_grad_(), sin.requires_grad_()) if tables_too else (q, k)
 
@@ -237,7 +237,7 @@ def test_compiles_as_one_graph_with_its_gradients(backend, rope, variant):
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     backend.clear()
     ours = outcome(compiled, leaves, as_attention)
-    assert bool(backend.launches) == (backend.name != "inductor")  # for the compiler around it to fuse further
+    assert bool(backend.launches) == (backend.name != "inductor")  # left for the compiler around it to fuse further
     torch.testing.assert_close(ours, outcome(function, leaves, as_attention), rtol=2**-6, atol=2**-6)
 
 

@@ -1,4 +1,4 @@
-"""The formula is exact where it can be, and says what does not fit."""
+"""The reference is exact where it can be, and its errors name what does not fit."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def inputs(variant, dtype=torch.float64, width=DIM):
 
 
 def by_the_book(x, cos, sin, how):
-    """One plane after the other."""
+    """The rotation, one plane after the other."""
     rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
     start = x.shape[-1] - rotated if how.width == "trailing" else 0
     half = rotated // 2

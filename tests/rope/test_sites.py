@@ -1,4 +1,4 @@
-"""Rotary functions are found where they are called, and what each computes by what it does."""
+"""Rotary functions are found where they are called, and their variants by what they compute."""
 
 import functools
 import importlib
@@ -54,7 +54,7 @@ TRANSFORMERS = [
     ("qwen2_5_vl", "Qwen2_5_VLAttention", "apply_multimodal_rotary_pos_emb", "half"),
 ]
 OTHERWISE_BEFORE = {"longcat_flash": "mla-full-table"}
-"""Written in another way in transformers 4.57."""
+"""Variants in transformers 4.57, where the function is written in another way."""
 
 SPECIMENS = {
     "Half": "half",
@@ -94,7 +94,7 @@ SPECIMENS = {
 
 
 def bare(cls):
-    """An instance without what its config would give it: what its methods call is known from the class."""
+    """An instance without the attributes from its config: the class alone tells what its methods call."""
     module = object.__new__(cls)
     nn.Module.__init__(module)
     return module
@@ -105,7 +105,7 @@ def found(report):
 
 
 def calls_as_global(function, monkeypatch):
-    """A module whose forward looks *function* up."""
+    """A module whose forward looks up *function*."""
     monkeypatch.setattr(sys.modules[__name__], "rotary", function)
     return Calling()
 
@@ -358,7 +358,7 @@ def test_a_static_rotary_method_is_left_alone_with_the_reason(manager):
 
 
 class FromTheLibrary(nn.Module):
-    """As the kernels library wraps a function: one object in the place of the function, for all models."""
+    """Stands in for a function in all models, as one object, like the wrapper of the kernels library."""
 
 
 def wrapped(function):
@@ -383,7 +383,7 @@ def test_integers_go_to_the_original(manager, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(module(*whole), right(*whole), strict=True))
 
 
-@thorough  # tests/rope/test_numbers.py asks one of each kind
+@thorough  # tests/rope/test_numbers.py checks one of each kind
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_comes_out_as_in_the_original(manager, value):
     for module in specimens.specimens():

@@ -1,4 +1,4 @@
-"""What is special to RoPE by Triton: one launch, several programs, and what is not written, copied or compiled."""
+"""What is specific to RoPE in Triton: one launch, several programs, and what is not written, copied or compiled."""
 
 import functools
 import itertools
@@ -34,7 +34,7 @@ def check(device):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Programs that take two heads or two positions, so that there are several, the last of them with less to do."""
+    """Limits a program to two heads or two positions, so that there are several, and the last has less to do."""
     monkeypatch.setattr(cutting, "_MOST_ELEMENTS", 2 * DIM)
     monkeypatch.setattr(cutting, "_ENOUGH_ELEMENTS", 4 * DIM)
     cutting.cut.cache_clear()
@@ -168,7 +168,7 @@ def test_passes_the_checks_of_torch(device):
 
 
 def test_rows_that_are_far_apart(device, monkeypatch):
-    """Further than a number of 32 bits says; only what is written takes memory."""
+    """Rows that are further apart than 32 bits reach; only the memory that is written exists."""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
     q, _, cos, sin = (t.detach() for t in on(device, tensors(batch=1, length=3)))
     far = torch.empty(1, dtype=torch.int8, device=device).new_empty(9 << 30).view(torch.float32)

@@ -1,4 +1,4 @@
-"""The selective scan in chunks: which calls are computed so, and that it does not matter how they are cut."""
+"""The selective scan in chunks: which calls are computed in chunks, and that any cut gives the same."""
 
 import pytest
 from support.scans import ROW, tensors
@@ -8,7 +8,7 @@ from fuseplug_selective_scan.backends import inductor
 
 @pytest.fixture
 def in_chunks(monkeypatch):
-    """The chunks that are computed, by the shape of their x."""
+    """The shape of x in each chunk that is computed."""
     computed = []
 
     class Chunk(inductor.Chunk):

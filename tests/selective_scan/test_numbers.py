@@ -1,4 +1,4 @@
-"""Selective scans by each backend: what tests/recurrences does not ask of all."""
+"""Selective scans on each backend: what tests/recurrences does not check for all recurrences."""
 
 import pytest
 import torch

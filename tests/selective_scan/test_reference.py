@@ -1,4 +1,4 @@
-"""The reference is the formula, has its gradients, and says what does not fit."""
+"""The reference computes the formula and its gradients, and its errors name what does not fit."""
 
 import math
 
@@ -11,7 +11,7 @@ from fuseplug_selective_scan.reference import selective_scan
 
 
 def by_the_book(x, dt, A, B, C, D=None, z=None, delta_bias=None, initial_state=None, *, delta_softplus):
-    """One number after the other."""
+    """The formula, one number after the other."""
     (batch, channels, tokens), states = x.shape, A.shape[1]
     y, last = torch.zeros_like(x), x.new_zeros(batch, channels, states)
     for b in range(batch):

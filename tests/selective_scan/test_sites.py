@@ -12,7 +12,7 @@ HIDDEN = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0))
 def forgetful(
     u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False, **kwargs
 ):
-    """Its states decay twice as fast."""
+    """A scan whose states decay twice as fast."""
     return selective_scan(u, delta, 2 * A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
 
 
@@ -39,7 +39,7 @@ def arguments_of(module, hidden_states):
 
 
 class WrittenOut(Mixer):
-    """As in transformers 4.57."""
+    """Written as in transformers 4.57."""
 
     def forward(self, hidden_states):
         return self.slow_forward(hidden_states)
@@ -61,7 +61,7 @@ def test_what_is_left_alone_is_said(manager, module, why):
 
 
 class Calling(Mixer):
-    """It calls the function as it is called itself."""
+    """Passes its arguments on to the function."""
 
     def forward(self, *args, **kwargs):
         return selective_scan(*args, **kwargs)
@@ -83,7 +83,7 @@ def test_calls_that_are_not_the_kernels_are_the_originals(manager):
     module = Calling()
     x, dt, A, B, C, D, z, bias, softplus = arguments_of(module, HIDDEN)
     calls = [
-        (x[..., :7], dt[..., :7], A, B[..., :7], C[..., :7], D),  # few tokens
+        (x[..., :7], dt[..., :7], A, B[..., :7], C[..., :7], D),  # too few tokens
         (x.double(), dt, A, B, C.double(), D, z, bias, softplus),
         (x, dt, A, B[:1], C, D, z, bias, softplus),
         (x, dt[:, :1], A, B, C, D),

@@ -1,4 +1,4 @@
-"""Mamba-2's recurrence in chunks: which calls are computed so, and that it does not matter how they are cut."""
+"""Mamba-2's recurrence in chunks: which calls are computed in chunks, and that any cut gives the same."""
 
 import pytest
 from support.ssd import ROW, tensors
@@ -8,7 +8,7 @@ from fuseplug_ssd.backends import inductor
 
 @pytest.fixture
 def in_chunks(monkeypatch):
-    """The chunks that are computed, by the shape of their x."""
+    """The batch size and the number of tokens of each chunk that is computed."""
     computed = []
 
     def decay(segment, logarithms):

@@ -1,4 +1,4 @@
-"""Mamba-2's recurrence by each backend: what tests/recurrences does not ask of all."""
+"""Mamba-2's recurrence on each backend: what tests/recurrences does not check for all recurrences."""
 
 import pytest
 from support.ssd import ROW, tensors
@@ -10,7 +10,7 @@ def both(backend):
 
 
 def test_what_a_strong_decay_leaves_of_the_next_tokens_is_exact(backend, both):
-    """The sum of the logarithms has no digits left for those of the tokens that follow."""
+    """So large a sum of logarithms has no digits left for the logarithms of the tokens that follow."""
     arguments = tensors(shape=(1, 60, 4, 2))
     arguments["dt"][:, 3], arguments["x"][:, 3] = 1e30, 0.0
     backend.assert_right(*both, arguments, ROW.tolerance)
@@ -25,5 +25,5 @@ def test_what_is_not_finite_leaves_no_result_finite_that_the_references_is_not(b
     assert not expected.isfinite().all()
     for result, other in ((y, expected), (state, of_states)):
         assert not (result.isfinite() & ~other.isfinite()).any()
-    # The other heads of other groups have nothing of it.
+    # The heads of other groups are not affected.
     assert y[:, :, 2:].isfinite().all()

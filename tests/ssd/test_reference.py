@@ -1,4 +1,4 @@
-"""The reference is the formula, has its gradients, and says what does not fit."""
+"""The reference computes the formula and its gradients, and its errors name what does not fit."""
 
 import math
 
@@ -11,7 +11,7 @@ from fuseplug_ssd.reference import ssd
 
 
 def by_the_book(x, dt, A, B, C, D=None, dt_bias=None, initial_states=None, *, dt_softplus, dt_limit):
-    """One number after the other."""
+    """The formula, one number after the other."""
     (batch, tokens, heads, width), (groups, states) = x.shape, B.shape[2:]
     y = torch.zeros_like(x)
     last = x.new_zeros(batch, heads, width, states) if initial_states is None else initial_states.clone()

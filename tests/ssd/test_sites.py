@@ -25,7 +25,7 @@ def forgetful(
     return_final_states=False,
     **kwargs,
 ):
-    """Its states decay twice as fast."""
+    """A scan whose states decay twice as fast."""
     rest = (D, dt_bias, initial_states, dt_softplus, dt_limit, return_final_states)
     return chunk_scan(x, dt, 2 * A, B, C, chunk_size, *rest)
 
@@ -68,7 +68,7 @@ def arguments_of(module, hidden_states):
 
 
 class WrittenOut(Mixer):
-    """As in transformers 4.57."""
+    """Written as in transformers 4.57."""
 
     def forward(self, hidden_states):
         return self.torch_forward(hidden_states)
@@ -90,7 +90,7 @@ def test_what_is_left_alone_is_said(manager, module, why):
 
 
 class Calling(Mixer):
-    """It calls the function as it is called itself."""
+    """Passes its arguments on to the function."""
 
     def forward(self, *args, **kwargs):
         return chunk_scan(*args, **kwargs)
@@ -111,7 +111,7 @@ def test_calls_that_are_not_the_kernels_are_the_originals(manager):
     module = Calling()
     x, dt, A, B, C, size, D, bias = arguments_of(module, HIDDEN)
     calls = [
-        ((x, dt, A, B, C, 3, D, bias), {"dt_softplus": True}),  # a size of chunks that was not tried
+        ((x, dt, A, B, C, 3, D, bias), {"dt_softplus": True}),  # a chunk size that was not tried
         ((x.double(), dt, A, B, C, size, D, bias), {"dt_softplus": True}),
         ((x, dt, A, B[:1], C, size, D, bias), {"dt_softplus": True}),
     ]

@@ -1,4 +1,4 @@
-"""What the tests of gated MLPs share."""
+"""Fixtures that the tests of gated MLPs share."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from fuseplug_swiglu.kernels import InductorSwiGLUKernel, SwiGLUKernel
 
 
 class Referring(SwiGLUKernel):
-    """Runs the reference: which adapter is chosen does not depend on the kernel."""
+    """Runs the reference, because the choice of adapter does not depend on the kernel."""
 
     kernel_id = "reference_swiglu"
     function = "fuseplug_swiglu.reference:swiglu"
@@ -16,7 +16,7 @@ class Referring(SwiGLUKernel):
 
 @pytest.fixture
 def alone():
-    """Makes a manager with one kernel and nothing of what happens to be installed."""
+    """Makes a manager with one kernel, whatever else happens to be installed."""
 
     def make(kernel=Referring):
         return manager_of(kernel)
@@ -26,14 +26,14 @@ def alone():
 
 @pytest.fixture
 def ran(everything_compiled, backend):
-    """The compiled programs that are started; small inputs are compiled for as well."""
+    """The compiled programs that are started, including those for small inputs."""
     if why := InductorSwiGLUKernel().unavailable("cpu"):
         pytest.skip(why)
     return backend.order
 
 
 def outcome(module, x):
-    """What *module* gives for *x*, in training or not, and every gradient, by name."""
+    """The output of *module* for *x*, in training or eval mode, and every gradient, by name."""
     x = x.detach().clone().requires_grad_()
     torch.manual_seed(0)
     y = module(x)

@@ -1,4 +1,4 @@
-"""What apply_all makes of gated MLPs, with each backend."""
+"""What `apply_all` does with gated MLPs, on each backend."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from fuseplug_swiglu.specimens.mlps import InOne, Multiplied, Offset, Separate, 
 
 pytestmark = pytest.mark.usefixtures("small_checks")
 
-# One for each way that an adapter calls the kernel: the rest is numbers.
+# One for each way in which an adapter calls the kernel: all others differ only in their numbers.
 MODULES = {
     "silu": lambda: Separate(nn.SiLU()),
     "silu interleaved": lambda: InOne(nn.SiLU(), "interleaved"),

@@ -1,4 +1,4 @@
-"""What Inductor compiles of gated MLPs is right, and is compiled a handful of times."""
+"""Inductor's programs for gated MLPs are right, and are compiled only a handful of times."""
 
 import copy
 import math
@@ -20,7 +20,7 @@ from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
 from fuseplug_swiglu.reference import swiglu as reference
 from fuseplug_swiglu.specimens import mlps
 
-# Each variant and layout once, and the activations of several operations; all combinations would compile for minutes.
+# Each variant and layout once, and each activation of several operations: all combinations would compile for minutes.
 COMBINATIONS = [
     ("silu", "plain", "gate-second", BF16),
     ("silu", "plain", None, SINGLE),
@@ -35,7 +35,7 @@ COMBINATIONS = [
 
 @pytest.fixture
 def traced(ran, monkeypatch):
-    """The programs that are started, and recorded but not made into machine code: for how many there are."""
+    """The programs that are started, recorded without compiling them to machine code, for tests that count them."""
     monkeypatch.setattr(inductor._fused, "_programs", {})
     monkeypatch.setattr(program, "compiled_by_inductor", uncompiled)
     return ran
@@ -108,11 +108,11 @@ def test_one_forward_and_one_backward_are_compiled_for_each_width_whatever_the_s
     assert 0 < sum(program.compilations for program in inductor._fused._programs.values()) <= 6
 
 
-@pytest.mark.xdist_group("fused gates")  # what is compiled for one serves the next
+@pytest.mark.xdist_group("fused gates")  # a program compiled for one test serves the next
 class TestModules:
     @pytest.fixture
     def fused(self, alone, ran, small_checks):
-        """Fuses a module with the kernel itself, its check included."""
+        """Fuses a module with the kernel itself, including its check."""
 
         def fuse(module):
             applied = alone(InductorSwiGLUKernel).apply_all(module)

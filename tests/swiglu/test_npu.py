@@ -1,4 +1,4 @@
-"""What is special to gated MLPs on NPUs: which operations are launched, and which activations have none."""
+"""What is specific to gated MLPs on NPUs: which operations are launched, and which activations have none."""
 
 import itertools
 import math
@@ -116,7 +116,7 @@ def test_where_a_gradient_is_a_formula_it_has_a_second_one(backend):
 
 
 def test_a_fake_gradient_of_geglu_is_refused_by_torch_npu(fake_npu):
-    """Once its meta of npu_geglu_grad is right, so is this, and `_geglu` needs no formula inside torch.compile."""
+    """Fails once torch_npu's meta of npu_geglu_grad is right; then `_geglu` needs no formula inside torch.compile."""
     gate_up = tensors("gate-first")["gate"].to("npu").requires_grad_()
     with pytest.raises((RuntimeError, TypeError)):
         npu.swiglu(gate_up, activation="gelu").sum().backward()
@@ -146,7 +146,7 @@ def test_a_torch_npu_without_the_clipped_operation_lacks_only_that(host_npu, mon
 
 
 def test_a_cann_without_the_clipped_operation_lacks_only_that(backend, small_checks, monkeypatch):
-    """torch_npu has it, and raises in the first call."""
+    """torch_npu has the operation, but its first call raises."""
     monkeypatch.delitem(here._KNOWN, "npu_clipped_swiglu")
     with HostNPU(lacking={"npu_clipped_swiglu"}) as old:
         functions = both(npu, **options("swish", "clamp-before-offset", "interleaved", limit=7.0))

@@ -1,4 +1,4 @@
-"""Gated MLPs by each backend: values and gradients of every variant and layout, and what is left to the reference."""
+"""Gated MLPs on each backend: values and gradients of every variant and layout, and the calls left to the reference."""
 
 import itertools
 import math
@@ -30,13 +30,13 @@ from fuseplug_backends.activations import ACTIVATIONS
 from fuseplug_swiglu import reference
 from fuseplug_swiglu.reference import VARIANTS
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")  # in exp, by the interpreter, on the way to 0
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")  # by the interpreter's exp; the result is 0
 
 SERVED = [pair for pair in itertools.product(ACTIVATIONS, VARIANTS) if is_served(*pair)]
 
 
 def together(activation, variant):
-    """What must occur of the two: in Triton's programs, each activation is written once for all variants."""
+    """What must occur of the two: Triton's programs write each activation once for all variants."""
     return activation if backends.NAME == "triton" else (activation, variant)
 
 
@@ -81,7 +81,7 @@ SHAPES = [(1, INNER), (1, 1), (4, 1), (3, 13), (2, 2, 1, 16), (1,) * 7 + (INNER,
 
 
 def in_every_shape(layout, shape, activation):
-    """What must occur: on NPUs, the two activations are two operations."""
+    """What must occur: on NPUs, the two activations are two operations, so each needs every shape."""
     return (layout, (shape, activation) if backends.NAME == "npu" else shape)
 
 
@@ -192,7 +192,7 @@ def test_what_is_large_or_not_finite_comes_out_as_it_does_exactly(backend, kerne
     gate, up = torch.tensor([[value, 1.0, value, -1.0]]), torch.tensor([[1.0, value, value, 1.0]])
     exact = reference.swiglu(gate.double(), up.double(), activation=activation)
     y = kernel.swiglu(gate.to(backend.device), up.to(backend.device), activation=activation).double().cpu()
-    # With the vectors of AVX-512, torch's own gelu of inf is NaN in float32, and so may ours be.
+    # With the vectors of AVX-512, torch's own gelu of inf in float32 is NaN, so ours may be NaN, too.
     excused = y.isnan() & functional.gelu(gate).isnan() & activation.startswith("gelu")
     torch.testing.assert_close(y, exact.masked_fill(excused, math.nan), equal_nan=True, rtol=1e-5, atol=1e-5)
 
@@ -329,7 +329,7 @@ def test_inside_torch_compile_it_is_one_graph(backend, kernel, activation, layou
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
     backend.clear()
     backend.assert_right(compiled, theirs, tensors(layout, BF16), TOLERANCE[backend.name])
-    if backend.name == "inductor":  # for the compiler around it to fuse further
+    if backend.name == "inductor":  # left for the compiler around it to fuse further
         assert not backend.launches
 
 

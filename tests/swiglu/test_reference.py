@@ -1,4 +1,4 @@
-"""The formula is exact where it can be, and says what does not fit."""
+"""The reference is exact where it can be, and its errors name what does not fit."""
 
 import math
 
@@ -78,7 +78,7 @@ def test_gate_and_up_in_one_are_what_they_are_apart(variant, layout):
     both = torch.stack(order, -1).flatten(-2) if layout == "interleaved" else torch.cat(order, -1)
     both.requires_grad_()
     found = swiglu(both, variant=variant, layout=layout, **numbers(variant))
-    # torch's silu rounds otherwise where gate and up lie side by side, on processors without AVX-512.
+    # On processors without AVX-512, torch's silu rounds differently if gate and up lie side by side.
     close = {"rtol": 8 * torch.finfo(torch.float32).eps, "atol": 0.0}
     torch.testing.assert_close(found, swiglu(gate, up, variant=variant, **numbers(variant)), **close)
     (gradient,) = torch.autograd.grad(found.sum(), both)

@@ -1,4 +1,4 @@
-"""Every way to write a gated MLP is recognised, and what it computes found by what it does."""
+"""Every way to write a gated MLP is recognised, and its variant found by what it computes."""
 
 import copy
 import functools
@@ -34,7 +34,7 @@ def proposal_of(module):
 
 
 def found(manager, module):
-    """The adapter that was chosen for *module*; ``None`` if none."""
+    """The adapter that was chosen for *module*, or ``None``."""
     plan = manager.plan(module, verify=False)
     if not plan.patches:
         return None
@@ -44,7 +44,7 @@ def found(manager, module):
 
 
 def _is_of(patch, adapter):
-    """Whether *patch* was made from *adapter*: both give the same bits where numbers, drops and all are seen."""
+    """Whether *patch* was made from *adapter*, as the variables of its closure show."""
     held = [cell.cell_contents for cell in patch.function.__closure__]
     code = next(f for f in held if getattr(f, "__qualname__", "").startswith("GatedAdapter"))
     inner = dict(zip(code.__code__.co_freevars, (c.cell_contents for c in code.__closure__), strict=True))
@@ -53,7 +53,7 @@ def _is_of(patch, adapter):
     return (inner["gate_name"], inner["activation"]) == (adapter.gate, adapter.activation)
 
 
-# What is expected of each specimen: variant, then what else the adapter says.
+# What is expected for each specimen: the variant, then whatever else the adapter says.
 EXPECTED = {
     "Wide": ["silu wide"],
     "Multiplied": ["silu scaled"],
@@ -109,7 +109,7 @@ def test_each_specimen_is_found_and_computes_what_it_did_bit_for_bit(alone, outc
 
 
 class TestWhatIsDoneWhere:
-    """A number that is 1, a limit that is infinite and a dropout that drops nothing are found all the same."""
+    """A factor of 1, an infinite limit and a dropout that drops nothing are found, too."""
 
     @pytest.mark.parametrize(
         ("module", "expected"),
@@ -178,7 +178,7 @@ class TestWhatIsDoneWhere:
 
 
 class Packed(nn.Module):
-    """A quantised one: its weight has another shape, and no floating dtype."""
+    """A quantised linear layer: its weight has another shape, and no floating dtype."""
 
     def __init__(self, width_in, width_out):
         super().__init__()
@@ -190,7 +190,7 @@ class Packed(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A LoRA'd one, which draws random numbers."""
+    """A linear layer with LoRA, which draws random numbers."""
 
     def __init__(self, width_in, width_out):
         super().__init__()
@@ -305,7 +305,7 @@ def test_what_is_none_of_its_business_is_answered_none(module):
 
 
 class Changed(Separate):
-    """Built like a gated MLP; what it computes is given."""
+    """Is built like a gated MLP, but computes whatever *compute* does."""
 
     def __init__(self, compute, act=None):
         super().__init__(act or nn.SiLU())
@@ -378,7 +378,7 @@ def test_the_examples_expose_a_wrong_implementation(alone, monkeypatch, wrong, m
         def match(self, site):
             if not isinstance(site.module, type(module)):
                 return None
-            # Only the adapter that is right, or a swap would be made good by the one that swaps too.
+            # Only the right adapter: otherwise the adapter that swaps, too, would make up for a swap in the kernel.
             proposal = proposal_of(site.module)
             return [type(proposal)(proposal.target, [right], proposal.example, proposal.mixes[:3])]
 
@@ -421,7 +421,7 @@ class GateAlone(nn.Module):
 
 
 class Layered(nn.Module):
-    """A matrix for each of three cases."""
+    """Has one matrix for each of three cases."""
 
     def __init__(self, width_in, width_out):
         super().__init__()
@@ -442,7 +442,7 @@ class WithLayered(nn.Module):
 
 
 class Mixed(Separate):
-    """Multiplies matrices by itself, and hides its activation in a list."""
+    """Multiplies matrices in its own forward, and hides its activation in a list."""
 
     def __init__(self):
         super().__init__(None)

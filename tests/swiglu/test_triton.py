@@ -1,4 +1,4 @@
-"""What is special to gated MLPs by Triton: one launch each way, what is read where, and what is not written."""
+"""What is specific to gated MLPs in Triton: one launch each way, what is read where, and what is not written."""
 
 import inspect
 import math
@@ -77,7 +77,7 @@ def test_nothing_is_written_beyond_the_results(backend, monkeypatch, layout):
 @pytest.mark.parametrize("layout", [None, "gate-first", "interleaved"])
 def test_rows_may_be_further_apart_than_32_bits_reach(backend, monkeypatch, layout):
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
-    wide = torch.empty((17 << 27) + 64, dtype=BF16, device=backend.device)  # of which only 17 rows of 40 are touched
+    wide = torch.empty((17 << 27) + 64, dtype=BF16, device=backend.device)  # only 17 rows of 40 elements are touched
     gate = wide.as_strided((17, 2 * INNER if layout else INNER), (1 << 27, 1))
     up = None if layout else wide.as_strided((17, INNER), (1 << 27, 1), 32)
     for tensor in (gate, up):

@@ -1,4 +1,4 @@
-"""What the tests of the tools share."""
+"""Fixtures for the tests of the tools."""
 
 import torch
 from support.fixtures import (  # noqa: F401 - pytest finds them here
@@ -14,4 +14,4 @@ from support.fixtures import (  # noqa: F401 - pytest finds them here
     site,
 )
 
-torch.set_num_threads(1)  # small tensors, and several runs at once on few cores
+torch.set_num_threads(1)  # tensors are small, and several runs share few cores

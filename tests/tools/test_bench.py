@@ -1,4 +1,4 @@
-"""``fuseplug bench``: what is compared is the same, what is wrong is said, and every figure is of what it says."""
+"""``fuseplug bench`` compares like with like, reports what is wrong, and labels every figure truly."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PlainNorms(RMSNormKernel):
 
 
 class PlainRotations(RoPEKernel):
-    """Likewise."""
+    """The reference as a kernel."""
 
     kernel_id: ClassVar[str] = "plain_rope"
     function: ClassVar[str] = "fuseplug_rope.reference:rope"
@@ -67,14 +67,14 @@ def built(name, **options):
 
 
 def compared(name, kernel=PlainNorms, **options):
-    """A quick comparison on the CPU."""
+    """The result of a quick comparison on the CPU."""
     quick = {"dtype": "float32", "device": "cpu", "repeats": 2, "seconds": 0}
     return compare(name, manager_of(kernel), **quick | options)
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that only a contender moves."""
+    """A clock that only contenders move."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr("fuseplug_tools.measuring.turns.time.perf_counter", lambda: clock.now)
     return clock
@@ -87,13 +87,13 @@ class TestTurns:
         found = by_turns(contenders, 10, warm_up=2, after_turn=lambda done: turns.append((done, len(called))))
         assert {name: len(times) for name, times in found.items()} == {"one": 10, "other": 10}
         assert [done for done, _ in turns] == [0, 0, *range(1, 11)]
-        ends = [2, *(count for _, count in turns)]  # two calls before find out how many are timed together
+        ends = [2, *(count for _, count in turns)]  # two calls find out how many are timed together
         half = (ends[1] - 2) // 2
         every_turn = [called[start:end] for start, end in itertools.pairwise(ends)]
         orders = [["one"] * half + ["other"] * half, ["other"] * half + ["one"] * half]
         assert called[:2] == ["one"] * 2
         assert all(turn in orders for turn in every_turn)
-        assert all(order in every_turn for order in orders)  # or one of them always comes after the other
+        assert all(order in every_turn for order in orders)  # neither always comes after the other
 
     def test_the_times_are_those_of_one_call(self, clock):
         def takes(seconds):
@@ -337,7 +337,7 @@ class TestCommand:
     def test_a_table(self, tiny, capsys):
         assert self.run(tiny, "--vs", "eager,again") == 0
         out = capsys.readouterr().out
-        assert "LlamaForCausalLM, 1 layer, " in " ".join(out.split())  # behind a path of any length
+        assert "LlamaForCausalLM, 1 layer, " in " ".join(out.split())  # the path before it may have any length
         assert "3 of 3 targets fused" in out
         assert out.count("right") == 2
         lines = [line.split() for line in out.splitlines()]

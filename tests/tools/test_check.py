@@ -1,4 +1,4 @@
-"""``fuseplug check``, which needs the kit."""
+"""``fuseplug check`` needs the kit."""
 
 import json
 import sys

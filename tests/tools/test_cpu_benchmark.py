@@ -1,4 +1,4 @@
-"""The benchmark of the CPU: everybody in it is called as they must be, and nobody wrong is timed."""
+"""The benchmark on the CPU calls every contender in the right way, and times none whose results are wrong."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ BASELINE = next(contender for contender in CONTEST.op.contenders if contender.na
 
 
 def between(make, **changes):
-    """A contest of two, of whom what *make* makes is called ours: nothing is compiled."""
+    """A contest of two contenders: the one that *make* makes takes the place of ours, so that nothing is compiled."""
     return replace(CONTEST, op=replace(CONTEST.op, contenders=(Contender(OURS, make), BASELINE)), **changes)
 
 

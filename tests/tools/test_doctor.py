@@ -1,4 +1,4 @@
-"""What doctor says of machines that lack something."""
+"""What doctor reports on machines that lack something."""
 
 import json
 import sys
@@ -48,7 +48,7 @@ def versions(monkeypatch):
 
 @pytest.fixture
 def root(monkeypatch, tmp_path):
-    """What is ``/usr/local/Ascend`` elsewhere."""
+    """An empty folder in place of ``/usr/local/Ascend``."""
     monkeypatch.setattr(ascend, "ASCEND", tmp_path)
     return tmp_path
 
@@ -148,7 +148,7 @@ class TestTorchNpu:
 
 
 def install_cann(root, toolkit, ops=None):
-    """As its installers do it, whose files have more lines."""
+    """Write the files that CANN's installers write, with fewer lines; return the environment that they set."""
     folder = root / "cann" / "aarch64-linux"
     folder.mkdir(parents=True)
     for part, name, version in (("toolkit", "toolkit", toolkit), ("ops", "910b-ops", ops)):

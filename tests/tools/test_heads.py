@@ -1,4 +1,4 @@
-"""A head that a trainer put on a model is served if its function is found to compute what a kernel does, and undone."""
+"""A trainer's head is served if its function computes the same as a kernel, and serving can be undone."""
 
 import contextlib
 import gc
@@ -19,13 +19,13 @@ from fuseplug_tools.integrations.heads import serve
 
 
 def served(model, kernel=PlainKernel, **options):
-    """The one head of *model*."""
+    """Serve the one head of *model*, and return it."""
     (head,) = serve(model, manager_of(kernel), **options)
     return head
 
 
 def scored(model, **autocast):
-    """What one call gives, and the gradients of log-probabilities and entropies."""
+    """The results of one call, and the gradients by its log-probabilities and entropies."""
     model.zero_grad()
     with torch.autocast("cpu", **autocast) if autocast else contextlib.nullcontext():
         results = model(input_ids=ids(), labels=ids(), scored=True)
@@ -35,7 +35,7 @@ def scored(model, **autocast):
 
 
 def kernel_of(compute, **changes):
-    """`PlainKernel` with another function."""
+    """`PlainKernel`, with *compute* as its function."""
     changed = staticmethod(compute)
     return type(
         "ChangedKernel", (PlainKernel,), {"kernel_id": "changed", "load": lambda _: changed.__func__, **changes}
@@ -53,7 +53,7 @@ def test_a_head_is_served_and_gives_what_it_gave():
     assert (head.counter.fused, head.counter.original, head.kernel_id) == (1, 0, "plain_linear_cross_entropy")
     assert str(head.calls()) == "the model.forward:Scores: 1 by plain_linear_cross_entropy, 0 by the original"
     assert serve(model, manager_of(PlainKernel)) == [head]
-    model(input_ids=ids(), labels=ids())  # as it was called before
+    model(input_ids=ids(), labels=ids())  # the call without scores
     head.undo()
     assert vars(model)["forward"] is before
     assert served(model) is not head
@@ -80,7 +80,7 @@ def test_under_autocast():
 
 
 def test_what_is_put_around_the_head_stays():
-    """As accelerate does: an object holds the forward, and the model remembers what it was."""
+    """Accelerate does so: an object holds the forward, and the model keeps the one from before."""
 
     class Wrapper:
         def __init__(self, forward):
@@ -205,7 +205,7 @@ def test_calls_are_the_functions_own_where_the_kernel_is_wrong(compute, why, cap
 
 
 def call(**changes):
-    """The arguments of a call of the function."""
+    """The arguments of a call of the head's function."""
     weight = changes.pop("weight", torch.randn(40, 8))
     named = {"targets": torch.arange(6), "temperature": 1.0, "chunk_size": 16, "cap": None, "scale": 1.0, **changes}
     return (

@@ -1,6 +1,6 @@
-"""Mappings for transformers' use_kernels: what is in them, and what is left out with which reason.
+"""Mappings for transformers' use_kernels: what they contain, what they leave out, and why.
 
-tests/kernelize puts them on with the `kernels` package.
+tests/kernelize puts mappings on models with the `kernels` package.
 """
 
 import copy
@@ -23,7 +23,7 @@ class Norm(models.Norm):
 
 
 class Shifted(models.GemmaNorm):
-    """Another formula of the same layer name."""
+    """Another formula with the same layer name."""
 
     kernel_layer_name = "Norm"
 
@@ -49,7 +49,7 @@ def only_our_kernel(monkeypatch):
 
 
 def put_on(model, mapping):
-    """What `kernelize` does with a mapping."""
+    """Put *mapping* on *model* as `kernelize` does."""
     for module in model.modules():
         if name := getattr(type(module), "kernel_layer_name", None):
             cls = mapping[name]["cpu"].load() if name in mapping else type(module)
@@ -129,7 +129,7 @@ def test_the_layer_is_what_kernels_asks_for():
 
 
 def test_a_repository_is_equal_to_its_copy():
-    """Mappings are copied deeply, and `kernels` keeps what it loaded by repository."""
+    """Mappings are copied deeply, and `kernels` remembers loaded layers by their repository."""
     repository = VerifiedLayer(nn.Identity)
     assert copy.deepcopy(repository) == repository
     assert hash(copy.deepcopy(repository)) == hash(repository)

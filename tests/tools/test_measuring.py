@@ -1,6 +1,6 @@
-"""``measure=``: from which size on a kernel gains in a model is found by timing it there.
+"""``measure=`` times a kernel in a model to find out from which size on it gains there.
 
-What is slow here sleeps for far longer than the other side computes, so that no verdict is a matter of chance.
+The slow kernels here sleep for far longer than the originals compute, so that no verdict is a matter of chance.
 """
 
 import json
@@ -53,7 +53,7 @@ def _as_users_call(monkeypatch):
 
 @pytest.fixture
 def timed(monkeypatch):
-    """What is timed, as the shape of the main input and whether the backward is part of it."""
+    """A list of the timed calls: the shape of the main input, and whether the backward is timed, too."""
     found = []
     by_turns = timing.by_turns
 
@@ -67,7 +67,7 @@ def timed(monkeypatch):
 
 
 class LongNorm(nn.Module):
-    """A norm that takes some hundred times as long as it must."""
+    """A norm that takes about a hundred times as long as necessary."""
 
     def __init__(self, size=8):
         super().__init__()
@@ -119,7 +119,7 @@ def slow_experts(x, weights, epsilons):
 
 
 def apply_gate(x, gate):
-    """What `GateKernel` computes, and as slow as `LongNorm`."""
+    """Computes the same as `GateKernel`, as slowly as `LongNorm`."""
     for _ in range(100):
         gate = gate.neg().neg()
     return x * torch.sigmoid(gate)

@@ -1,4 +1,4 @@
-"""What is said of models that run transformers' reference implementations, and what would serve them."""
+"""Notes about models that run transformers' reference implementations name the distributions to install."""
 
 import json
 import types
@@ -20,7 +20,7 @@ OURS = ["fuseplug-gated-delta-rule", "fuseplug-causal-conv1d"]
 
 @pytest.fixture
 def importable(monkeypatch):
-    """The modules that can be imported, of those that somebody asks for: none yet."""
+    """The names of the modules that count as importable; none at first."""
     modules = set()
     monkeypatch.setattr(references, "_importable", modules.__contains__)
     return modules
@@ -33,7 +33,7 @@ def model_of(model_type, **values):
 
 
 def advised(model, device):
-    """The class, its functions and what is to be installed, of each note."""
+    """For each note: the class, its functions, and the distribution to install."""
     said = [note.split() for note in notes(model, types.SimpleNamespace(device_types=[device]))]
     return [(words[0], words[6:9:2], words[-1]) for words in said]
 

@@ -1,4 +1,4 @@
-"""``fuseplug report`` prints all that an issue needs, and nothing that is nobody's business."""
+"""``fuseplug report`` prints all that an issue needs, and nothing private."""
 
 import json
 import re
@@ -16,7 +16,7 @@ SECRETS = {"HF_TOKEN": TOKEN, "MY_API_KEY": "swordfish", "PASSWORD": "abc", "USE
 
 @pytest.fixture(autouse=True)
 def alice(monkeypatch):
-    """She works on a machine called dgx.example.org, at home in /data/alice."""
+    """The user is alice, with the home /data/alice, on a machine called dgx.example.org."""
     monkeypatch.setenv("HOME", "/data/alice")
     monkeypatch.setattr("platform.node", lambda: "dgx.example.org")
     monkeypatch.setattr("getpass.getuser", lambda: "alice")
@@ -53,7 +53,7 @@ def test_words_of_kernels_stay(monkeypatch, user, host, home):
 
 
 def test_a_user_without_a_name_and_a_home(monkeypatch):
-    """As in a container that runs under a number."""
+    """This is so in a container that runs under a numeric user id."""
 
     def raises(*_):
         raise KeyError("getpwuid(): uid not found: 1000")

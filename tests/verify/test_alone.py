@@ -38,7 +38,7 @@ for number, block in enumerate(blocks):
 
 
 def alone(code, *arguments):
-    """What *code* prints in a Python that can import the library and nothing else of Fuseplug."""
+    """The output of *code* in a Python that can import the library, but nothing else of Fuseplug."""
     command = [sys.executable, "-c", ALONE + code, *map(str, arguments)]
     environ = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environ, timeout=300)

@@ -1,4 +1,4 @@
-"""Which ways branches took, as each release of Python tells it. The release that runs the tests has one way to."""
+"""The ways that branches took. Releases of Python report these differently; the tests cover the release that runs."""
 
 import ast
 import inspect
@@ -27,7 +27,7 @@ def by_comparison(x, way):
 
 
 def span_of(function):
-    """Where the test of its only branch is, or the first part of the test, as the reader of code says it."""
+    """The span of the test of the only branch in *function*, or of the first part of the test, as readings give it."""
     tree = ast.parse(inspect.getsource(function))
     test = next(node.test for node in ast.walk(tree) if isinstance(node, ast.If | ast.IfExp))
     test = test.values[0] if isinstance(test, ast.BoolOp) else test

@@ -1,4 +1,4 @@
-"""What leans to one side is told from what is rounded, in half precision, whatever its shape."""
+"""In half precision, a bias to one side is told from roundings, in tensors of every shape."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ TOLERANCE = Tolerance(roundings=8.0, working_roundings=64.0)
 
 
 def judged(found, expected, true, **how):
-    """What is said of one tensor."""
+    """The verdict on one tensor."""
     ours, theirs, truth = (Outcome({"gradient of x": value}) for value in (found, expected, true))
     return TOLERANCE.excess(ours, theirs, truth, **how)
 
@@ -21,7 +21,7 @@ def normal(shape, seed=0):
 
 
 def rounded(true, dtype, seed=1):
-    """As a right implementation rounds: twice."""
+    """*true* with the error of a right implementation, which rounds twice."""
     noise = normal(true.shape, seed).clamp(-2, 2) * torch.finfo(dtype).eps / 8
     return (true * (1 + noise)).to(dtype)
 
@@ -60,7 +60,7 @@ def test_a_bias_is_told_from_roundings(shape, fault, why, dtype):
     right, other = rounded(true, dtype), rounded(true, dtype, seed=2)
     assert judged(right, other, true) == ""
     said = judged(fault(right.double()).to(dtype), other, true)
-    assert why in said or "is off by" in said  # in float16 a fault may be far beyond what a number may be off by
+    assert why in said or "is off by" in said  # in float16, single numbers may be too far off, too
     assert dtype is torch.float16 or why in said
     if why in said:
         assert said.startswith("gradient of x is ")

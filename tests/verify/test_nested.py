@@ -1,4 +1,4 @@
-"""What lies in tuples, lists and dicts, and in the classes that are made of them."""
+"""Values in tuples, lists and dicts, and in subclasses of these."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Pair(NamedTuple):
 
 
 class Output(OrderedDict):
-    """As outputs of transformers' models are."""
+    """Like the outputs of transformers' models."""
 
 
 def test_leaves_are_what_is_no_container():

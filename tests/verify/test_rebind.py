@@ -1,4 +1,4 @@
-"""The part that needs no torch: plain classes, so that it runs on every supported Python."""
+"""Tests of `rebind` that need no torch: plain classes, so that they run on every supported Python."""
 
 import dis
 import functools
@@ -148,7 +148,7 @@ def bare(method):
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """A real module of its own for every test, with its source where tracebacks look for it."""
+    """A new Python module for every test, with its source where tracebacks look for it."""
     path = tmp_path / "rebind_toy.py"
     path.write_text(TOY)
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -588,10 +588,10 @@ class TestLifetime:
                 patch(layer, "forward", turn=(lambda amount: lambda x: x - amount)(2))
                 patch(layer, "both", turn=minus)
                 assert (layer.forward(5), layer.both(5)) == (8, 40)
-            del layers[0].forward, layers[0].both  # the other one is left to the collector
+            del layers[0].forward, layers[0].both  # the garbage collector takes the other layer
 
         def counts():
-            while gc.collect():  # finalizers of what other tests left may leave more
+            while gc.collect():  # finalizers of other tests may leave more garbage
                 pass
             cached = sum(len(copies) for copies in rebind._copies.values())
             return len(vars(toy)), len(rebind._copies), cached, len(weakref.finalize._registry)
@@ -636,7 +636,7 @@ class TestLifetime:
             return original(code)
 
         answers = []
-        monkeypatch.setattr(rebind, "_opcodes", rebind._opcodes.__wrapped__)  # so that the code is looked at
+        monkeypatch.setattr(rebind, "_opcodes", rebind._opcodes.__wrapped__)  # not cached, so that it reads the code
         monkeypatch.setattr(dis, "get_instructions", get_instructions)
         thread = threading.Thread(
             target=lambda: answers.append(rebound(toy.Layer.forward, {"turn": minus})), daemon=True

@@ -1,4 +1,4 @@
-"""The part that needs torch: modules and torch.compile."""
+"""Tests of `rebind` that need torch: modules and torch.compile."""
 
 import copy
 import functools
@@ -83,7 +83,7 @@ def closing_over(amount):
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    # A name of its own, too: Dynamo remembers the modules that it imported by name.
+    # Each test needs another module name, too: Dynamo remembers imported modules by name.
     path = tmp_path / f"rebind_toy_{next(serial)}.py"
     path.write_text(TOY)
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -229,7 +229,7 @@ class TestCompile:
             torch._dynamo.reset()
             model, counter = toy.Model(getattr(toy, kind), n), CompileCounter()
             patch_all(model, [minus] * n)
-            with torch.no_grad():  # or the second layer's input, which wants a gradient, is another case
+            with torch.no_grad():  # else the second layer's input requires a gradient: another case
                 assert torch.equal(compiled(model, counter)(X), expected([minus] * n))
             counts[n] = counter.frame_count
         assert counts == {2: 1, 7: 1}

@@ -1,4 +1,4 @@
-"""A twin has the values that a run needs, and copies no others: those of a large head take longer than the run."""
+"""A twin copies only the values that a run needs: copying all those of a large head takes longer than the run."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Examples are varied so that their arguments still belong together."""
+"""Examples are varied so that their arguments still fit together."""
 
 import pytest
 import torch

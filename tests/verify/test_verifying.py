@@ -1,4 +1,4 @@
-"""Somebody's replacement for a module is verified, or refused with what differs."""
+"""A replacement for a module is verified, or refused with the difference as the reason."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def forward(self, x):
 
 
 def test_a_twin_has_the_functions_of_the_module_bound_to_itself():
-    """Not those that their names mean in its class."""
+    """The functions are not looked up by name in the class."""
     module = Norm()
     module.more = [types.MethodType(forward, module), {"one": module.forward}]
     subject = Subject.of_method(module, Norm.forward)

@@ -1,4 +1,4 @@
-"""Functions that write into an argument, as a step of decoding does into its state."""
+"""Functions that write into an argument, as a decoding step writes into its state."""
 
 from dataclasses import replace
 
@@ -80,7 +80,7 @@ def test_what_is_written_is_a_result():
 
 
 def test_calls_with_gradients_are_not_accepted_where_the_backward_raises():
-    """It keeps the state that it writes into. In every mix it is run without gradients, not in the first alone."""
+    """The backward needs the overwritten state. Every mix runs without gradients, not only the first."""
     _, semantics = examined(Advancing(), "advance")
     assert semantics.accepts.watch.no_grad
     assert {dtypes[0] for dtypes in semantics.accepts.dtypes} == {torch.float32, torch.bfloat16}
@@ -104,7 +104,7 @@ def test_what_writes_something_else_is_refused(function, why):
 
 
 def test_a_small_write_that_only_the_original_makes_is_seen():
-    """It is within the tolerance of what was there."""
+    """The written values are within the tolerance of the values from before."""
     _, answer = examined(Rounding(), "rounding", reference=does_not_round, roundings=2.0**17)
     assert isinstance(answer, Refusal)
     assert "args[0] afterwards differs from what the original writes there" in answer.reason

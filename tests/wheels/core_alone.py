@@ -1,4 +1,4 @@
-"""Use core and verify as a stranger would who installed nothing else: it lists and plans, and says what is missing."""
+"""Use core and verify with nothing else installed, as a stranger would: they list, plan, and name what is missing."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ assert ours == {"fuseplug", "fuseplug-verify"}, ours
 
 
 class Looks(BaseKernel):
-    """Answers, so that there is something to plan."""
+    """Answers, so that the plan has an entry."""
 
     kernel_id = op = "looks"
     function = reference = "torch.nn.functional:silu"

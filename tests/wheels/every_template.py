@@ -1,4 +1,4 @@
-"""Write what every template of ``fuseplug new`` becomes into a folder, for the linters."""
+"""Write distributions from every template of ``fuseplug new`` into a folder, for the linters."""
 
 import sys
 from pathlib import Path

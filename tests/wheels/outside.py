@@ -1,4 +1,4 @@
-"""Use the installed wheels as a stranger would: from elsewhere, with nothing but what they themselves require."""
+"""Use the installed wheels as a stranger would: from another folder, with nothing but their own requirements."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
 applied.undo()
 assert torch.equal(model(x), before)
 
-# This environment has no numpy, which torch can do without: small buffers are read all the same.
+# This environment has no numpy, and torch works without it. Small buffers are read all the same.
 assert not manager.plan(nn.Sequential(nn.BatchNorm1d(4))).report.entries
 
 for kernel_id, kernel in ready.items():

@@ -123,7 +123,7 @@ def test_a_norm_that_does_not_is_fused_for_every_shape(shape):
 
 
 class Chunked(MLP):
-    """Two dimensions are what a router gives, and computed in halves that are wrong on purpose."""
+    """Computes long two-dimensional inputs, such as a router gives, in halves that are wrong on purpose."""
 
     def forward(self, x):
         if x.dim() == 2 and len(x) > 64:
@@ -304,7 +304,7 @@ class SkipsOnValue(Norm):
 
 
 class NeverSo(NormKernel):
-    """Says of one condition that no input makes it true."""
+    """Declares that no input makes a certain condition true."""
 
     def match(self, site):
         return [replace(each, impossible=("y.sum() == 12345",)) for each in super().match(site) or []]

@@ -1,4 +1,4 @@
-"""A call means what Python binds. However it is written, the kernel or the original gets it, and it is counted."""
+"""A call means what Python binds. However it is written, the kernel or the original computes it, and it is counted."""
 
 from dataclasses import dataclass, replace
 
@@ -22,7 +22,7 @@ class Ignoring(Norm):
 
 
 class Passing(Norm):
-    """Hands what it does not know to what it calls, as decoder layers do."""
+    """Passes keywords that it does not know on to the method that it calls, as decoder layers do."""
 
     def forward(self, x, **kwargs):
         return self._inner(x, **kwargs)
@@ -61,7 +61,7 @@ def test_a_call_means_what_it_meant(case):
 
 @dataclass(frozen=True)
 class Choosy(NormAdapter):
-    """Leaves what is long to the original."""
+    """An adapter that leaves long inputs to the original."""
 
     def bind(self, compute):
         bound = super().bind(compute)

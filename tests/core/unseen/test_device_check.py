@@ -1,4 +1,4 @@
-"""The check on the device says no to an original that is another one at its sizes, and to a kernel that is."""
+"""The check on the device refuses originals and kernels that compute something else at its sizes."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from support.models import Experts, Norm, normal
 
 
 class ByRows(Norm):
-    """Told by no condition, and by no number that a shape is compared with."""
+    """Depends on the number of rows without a condition, and without comparing a shape with a number."""
 
     def forward(self, x):
         return normal(self, x) * (1 + 0.5 * float(torch.ones(x.shape[:-1]).sum().gt(64)))
@@ -116,7 +116,7 @@ class Numbered(Norm):
 
 
 class Mixed(Experts):
-    """Like all but one, which is the last."""
+    """Experts that are all alike, except for the last one."""
 
     def __init__(self, other, common=Norm):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a forward does besides computing still happens: such a module is left alone, and the report says why."""
+"""Whatever a forward does besides computing still happens: its module is left alone, and the report says why."""
 
 import pytest
 import torch

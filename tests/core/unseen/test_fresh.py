@@ -16,7 +16,7 @@ HERE = globals()
 
 
 def norm(finish, ready=None):
-    """A norm that does *finish* to its result, and has what *ready* gives it."""
+    """A class of norms with the forward *finish* and the attributes that *ready* returns."""
 
     class Made(Norm):
         def __init__(self):
@@ -126,7 +126,7 @@ class InSpace(Norm):
 
 
 class ByName(Norm):
-    """A function of torch, under a name of this Python module."""
+    """Calls a function of torch by a name of this Python module."""
 
     def forward(self, x):
         return MULTIPLY(normal(self, x), 1.0)
@@ -275,7 +275,7 @@ def test_what_is_left_to_chance_is_left_to_chance():
     assert len(norms) == 2
 
 
-# --- what is below
+# --- children
 
 
 class Listed(MLP):

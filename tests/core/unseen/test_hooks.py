@@ -1,4 +1,4 @@
-"""A child that the kernel no longer calls may get a hook, or a forward of its own: then the original runs."""
+"""If a child that the kernel no longer calls gets a hook, or a forward of its own, the original runs."""
 
 import itertools
 import types
@@ -62,7 +62,7 @@ class WithIdentity(MLP):
 
 
 class Nested(MLP):
-    """The activation two levels down."""
+    """A gated MLP with its activation two levels down."""
 
     def __init__(self):
         super().__init__(act=nn.Sequential(nn.SiLU()))
@@ -95,7 +95,7 @@ PLACES = {
 
 
 def undone(child, before):
-    """Take off *child* what was put on since it held *before*."""
+    """Remove the hooks and the forward that were put on *child* since its hooks were *before*."""
     for name, held in before.items():
         getattr(child, name).clear()
         getattr(child, name).update(held)
@@ -130,7 +130,7 @@ def test_a_hook_is_called_in_a_compiled_program(hook):
 
 
 class Act(nn.Module):
-    """An activation of a model's own."""
+    """A model's own class of activations."""
 
     def forward(self, x):
         return nn.functional.silu(x)
@@ -208,7 +208,7 @@ def test_a_hook_on_a_child_that_the_kernel_calls_costs_nothing():
 
 
 FACTORS = deque([2.0])
-"""Nothing compares it at each call: it may change, and stay the same object."""
+"""The guard cannot compare it at each call: its contents may change while it stays the same object."""
 
 
 class Asking(MLP):

@@ -1,4 +1,4 @@
-"""State that made no difference when the kernel was put on, that the kernel does not read, and that changes later."""
+"""State that made no difference when the kernel was applied, that the kernel does not read, and that changes later."""
 
 import types
 
@@ -59,7 +59,7 @@ class WithBuffer(Norm):
 
 
 class WithCorrection(Norm):
-    """As DeepSeek's router has ``e_score_correction_bias``, from zeros."""
+    """Has a correction that starts from zeros, as ``e_score_correction_bias`` of DeepSeek's router does."""
 
     def __init__(self):
         super().__init__()
@@ -158,7 +158,7 @@ NORMS = {
 
 
 def change_of(given, patch):
-    """What needs the fixture, which undoes it, is made with it."""
+    """The change *given*, or the one that *given* makes with *patch*, which undoes it later."""
     return given(patch) if given.__code__.co_varnames[:1] == ("patch",) else given
 
 
@@ -195,7 +195,7 @@ class Silu(nn.Module):
 
 
 class Holding(nn.Module):
-    """As many of transformers' activations: a module around a function."""
+    """A module around a function, like many activations of transformers."""
 
     def __init__(self):
         super().__init__()
@@ -206,7 +206,7 @@ class Holding(nn.Module):
 
 
 class Bound(MLP):
-    """An activation that is a function, on the module."""
+    """A gated MLP that holds its activation as a function."""
 
     def __init__(self):
         super().__init__()
@@ -256,7 +256,7 @@ GATED = {
 def test_a_gated_mlp_computes_with_what_is_there_now(case, monkeypatch):
     make, change = GATED[case]
     met = attacked([GatedKernel], make, change_of(change, monkeypatch))
-    # A projection in another dtype raises, as it does unfused: nobody computes that.
+    # A projection in another dtype raises, as it does unfused: nobody computes that call.
     assert met.last in ("original", "kernel", *(["unseen"] if "dtype" in case else [])), met
 
 
@@ -278,7 +278,7 @@ class Rotating(Attention):
 
 
 class Wide(RotaryKernel):
-    """With cos and sin of a shape of their own, as the module gives them."""
+    """A kernel for `apply_rotary` only."""
 
     kernel_id = "toy_rotary_wide"
     names = ("apply_rotary",)

@@ -163,7 +163,7 @@ def test_a_rotation_of_llama_that_is_mocked(name, monkeypatch):
     ids=["norm", "gated MLP", "experts"],
 )
 def test_another_default_device_changes_nothing(kernel, make, shape):
-    # The answer on meta has no numbers; what is made inside a forward without device= must be as the original makes it.
+    # Results on meta have no numbers. A tensor that a forward makes without device= must be as in the original.
     x = numbers(shape)
     with torch.no_grad():
         attacked([kernel], make, given=[[x]], verify=False, around=lambda: torch.device("meta"))

@@ -1,4 +1,4 @@
-"""Functions that a registry has for a name: which they are is watched, whoever says the name."""
+"""Functions that a registry has for a name: the guard watches the entries, whoever gives the name."""
 
 import functools
 
@@ -69,7 +69,7 @@ by_wrapped = wrapping(by_transformers)
 
 
 def renaming(change):
-    """A decorator that asks for another activation than its caller."""
+    """Wrap `by_transformers` so that *change* decides which activation it is asked for."""
 
     @functools.wraps(by_transformers)
     def wrapped(*args, **kwargs):

@@ -25,7 +25,7 @@ vendor = Vendor()
 
 
 def has_vendor():
-    """Whether the vendor's library is there."""
+    """Whether the vendor's library is installed."""
     return HAS_VENDOR
 
 

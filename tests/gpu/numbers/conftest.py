@@ -1,4 +1,4 @@
-"""Where Triton's kernels are run: on a GPU if there is one, else by the interpreter, on the CPU."""
+"""Where Triton's kernels run: on a GPU if there is one, otherwise in the interpreter, on the CPU."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ def device() -> str:
 
 @pytest.fixture(autouse=True)
 def _rounding(rounding_as_gpus_do):
-    """As on a GPU, in all of these tests."""
+    """Has all of these tests round as a GPU does."""

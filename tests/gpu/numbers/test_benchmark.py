@@ -1,4 +1,4 @@
-"""The benchmark of the GPU, without one: everybody in it is called as they must be, and nobody wrong is timed."""
+"""The GPU benchmark, without a GPU: every contender is called correctly, and no wrong contender is timed."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_its_check_of_itself_finds_everybody_right_and_writes_no_times():
     assert {path: path.stat().st_mtime for path in RESULTS.iterdir()} == before
 
 
-@thorough  # the check of itself has them all called, too
+@thorough  # the benchmark's check of itself calls all of them, too
 @pytest.mark.parametrize("op", command.OPS.values(), ids=lambda op: op.name)
 def test_what_a_model_calls_is_right(op):
     op = replace(op, contenders=[contender for contender in op.contenders if contender.name == EAGER])
@@ -83,7 +83,7 @@ def peers(monkeypatch):
 @thorough
 @pytest.mark.parametrize("blocks", models.TINY, ids=lambda blocks: blocks.name)
 def test_models_are_right_however_they_are_fused(peers, monkeypatch, blocks):
-    if "moe" in blocks.model_type:  # how ours compute experts is checked above, in a quarter of a minute
+    if "moe" in blocks.model_type:  # our kernels for experts are checked above, in a quarter of a minute
         few = {name: models.CONTENDERS[name] for name in (EAGER, LIGER)}
         monkeypatch.setattr(end_to_end, "CONTENDERS", few)
     timed, out = end_to_end.end_to_end(blocks, KIND, host_clock, Budget(9, {}))
@@ -92,7 +92,7 @@ def test_models_are_right_however_they_are_fused(peers, monkeypatch, blocks):
 
 
 def overwriting(x, w):
-    """Right, at the expense of its argument."""
+    """Computes the right result, but overwrites its argument."""
     y = rmsnorm.torch_own(())(x.clone(), w)
     x.data.zero_()
     return y
@@ -176,7 +176,7 @@ def test_a_model_that_is_wrong_is_not_timed(monkeypatch):
 
 
 class TestTheClock:
-    """With a stand-in for the device that does at once what it is asked."""
+    """With a stand-in for the device that does everything at once."""
 
     @pytest.fixture
     def clock(self, monkeypatch):
@@ -225,7 +225,7 @@ class TestTheClock:
 
 
 def sample():
-    """Of two ops, one bound by bytes and one by multiplications; ours wins one, and Liger the other."""
+    """Results of two ops, one bound by bytes and one by multiplications; ours wins one, and Liger the other."""
 
     def result(op, work, contender, microseconds, least):
         return Result(op, "a shape", work, contender, spread([microseconds] * 3), least)
@@ -258,8 +258,8 @@ def test_verdicts():
     assert ours == (500.0, "torch.compile", 600.0, "1.20", "1.50", "4.00", "80%", "missed: < 90%")
     assert rows["moe", "a shape", FORWARD][-1] == f"missed: < 1 × {BEST}, < 1.5 × {LIGER}, < 90%"
     assert verdicts(sample(), CEILINGS).rows[0][-1] == ""
-    met = asked(Aim({BEST: 1.0, GROUPED: 9.0}, 0.8))  # nothing is asked against who did not take part
-    assert verdicts(met[:1], CEILINGS).rows[0][3] == "not timed"  # nobody to compare it with
+    met = asked(Aim({BEST: 1.0, GROUPED: 9.0}, 0.8))  # there is no aim against a contender that did not take part
+    assert verdicts(met[:1], CEILINGS).rows[0][3] == "not timed"  # there is no other contender to compare with
     assert verdicts(met[:2], CEILINGS).rows[0][-1] == "met"
 
 

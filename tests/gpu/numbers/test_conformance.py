@@ -1,4 +1,4 @@
-"""Every Triton kernel passes the conformance kit, here on one specimen: the interpreter takes its time."""
+"""Every Triton kernel passes the conformance kit, here on one specimen, because the interpreter is slow."""
 
 import pytest
 from support.conformance import OPS, check_some

@@ -1,4 +1,4 @@
-"""The functions of the packages choose by device which of their kernels computes."""
+"""The packages' functions choose by device which of their kernels computes."""
 
 import importlib
 
@@ -38,7 +38,7 @@ def test_chooses_by_the_device_and_what_can_run_there(monkeypatch, package, devi
     for kernel in kernels:
         why = "it is not installed" if kernel.__name__.startswith(lacking) else None
         monkeypatch.setattr(kernel, "unavailable", lambda self, device_type, why=why: why)
-    if module == "inductor" and not kernels[2]().runs_on(device_type):  # that of the loss is for CPUs
+    if module == "inductor" and not kernels[2]().runs_on(device_type):  # Inductor's kernel for the loss is for CPUs
         module = "reference"
     found = functional._choose(device_type, kernels)
     assert found.startswith(f"fuseplug_{package}.{module if module == 'reference' else f'backends.{module}'}")

@@ -1,4 +1,4 @@
-"""What `fuseplug_backends.triton` makes of a launch: an operation that compilers, exporters and fake tensors know."""
+"""`fuseplug_backends.triton` turns a launch into an operation that compilers, exporters and fake tensors know."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_fake_tensors_are_not_read(device):
 
 @pytest.mark.parametrize(("index", "switched"), [(None, []), (0, []), (1, [1])])
 def test_the_current_device_is_that_of_the_first_tensor(monkeypatch, index, switched):
-    """As far as one device tells: what is asked of torch where a tensor is on another one than the current."""
+    """With one device, the test can only check what torch is asked to do for a tensor on another device."""
     seen = []
 
     @contextlib.contextmanager
@@ -150,13 +150,13 @@ def test_passes_the_checks_of_torch(device):
     ("shape", "stride", "dims", "fits"),
     [
         ((128, 4096, 4096), (1 << 24, 4096, 1), 2, True),
-        ((128, 4096, 4096), (1, 128, 128 << 12), 2, True),  # by 128 elements
+        ((128, 4096, 4096), (1, 128, 128 << 12), 2, True),  # fits by 128 elements
         ((129, 4096, 4096), (1, 129, 129 << 12), 2, False),
         ((2, 2), (1 << 31, 1), 2, False),
         ((2, 2), (1 << 31, 1), 1, True),
         ((2, 2), ((1 << 31) - 2, 1), 2, True),
-        ((1, 5), (1 << 40, 1), 2, True),  # no second step is taken
-        (((1 << 31) + 1,), (0,), 1, False),  # a copy is as long as it has elements
+        ((1, 5), (1 << 40, 1), 2, True),  # a dimension of size 1 takes no second step
+        (((1 << 31) + 1,), (0,), 1, False),  # a copy has all of its elements in memory
     ],
     ids=str,
 )

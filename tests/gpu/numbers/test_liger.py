@@ -1,4 +1,4 @@
-"""Liger-Kernel's kernels: as right as ours, in models too, and none of what Liger itself gets wrong is left."""
+"""Liger-Kernel's kernels: as right as ours, in models, too, and without any of the errors that Liger itself has."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ STEPS = [(FLOAT,), scaled(0.3), softcapped(3.0), ()]
 
 @pytest.fixture(scope="module", autouse=True)
 def _interpreted():
-    """Liger's programs as they are, and the interpreter so that it can run them."""
+    """Leaves Liger's programs as they are, and patches the interpreter so that it can run them."""
     with pytest.MonkeyPatch.context() as patch:
         if interpreted():
             patch.setattr(interpreter, "_implicit_cvt", interpreter._implicit_cvt)
@@ -56,7 +56,7 @@ def liger(_interpreted):
 
 @pytest.fixture
 def launches(monkeypatch, liger):
-    """The functions of Liger that were launched."""
+    """The names of Liger's functions that were launched."""
     found = []
     for module in (liger.norm, liger.gate, liger.rotation, liger.loss):
 
@@ -96,7 +96,7 @@ class TestNumbers:
         found = outcome(lambda x, w: liger.norm.rms_norm(x, w, 1e-6, variant=variant), leaves)
         assert_close(found, outcome(lambda x, w: norms.rms_norm(x, w, 1e-6, variant=variant), leaves), dtype)
         declined = declines.of_rmsnorm(NormAdapter(variant, "weight", 1e-6))
-        # Without its gate, a variant that takes one is served.
+        # A variant with a gate is served if a call has no gate.
         assert ("rms_norm_forward" in launches) is (declined is None or how.gate is not None)
 
     def test_a_norm_of_a_wide_weight_widens(self, device, liger, launches):
@@ -196,7 +196,7 @@ class TestWhatLigerLeavesToItsCallers:
         alike = cos[..., :8].repeat(1, 1, 1, 2)
         liger.rotation.rope(q, q, alike, alike)
         assert launches == ["rope_forward"]
-        alike[..., 8:] += 1  # what was found out about it is no longer true
+        alike[..., 8:] += 1  # what was found out about `alike` no longer holds
         assert torch.equal(liger.rotation.rope(q, q, alike, alike)[0], rotations.rope(q, q, alike, alike)[0])
 
     def test_gradients_of_tables(self, device, liger):
@@ -295,7 +295,7 @@ def step(model, device):
 
 @pytest.mark.parametrize(
     ("model_type", "verify"),
-    # Of each kernel's own check, which takes the interpreter long, the comparison below is the quick part.
+    # Each kernel's own check takes the interpreter long. The comparison below is the quick part.
     first_quick([("gemma2", False), ("gemma2", True), ("llama", True), ("qwen3", True), ("phi3", True)]),
 )
 def test_a_model(device, model_type, verify):

@@ -25,7 +25,7 @@ def test_its_tests_pass(device, page):
 
 @pytest.fixture
 def kernel(page, monkeypatch):
-    """What the page declares, on the base of the page that it continues, with the function that it defines."""
+    """The kernel that the page declares, with its function, on the base from the page that it continues."""
     before = run_page(DOCS / "write-a-kernel.md", "python", monkeypatch)
     (declared,) = blocks(PAGE, "py")
     names = {"ReLU2Kernel": before.FusedReLU2}
@@ -38,7 +38,7 @@ def test_what_it_declares_is_a_kernel(kernel):
     assert {"cuda", "xpu"} <= set(kernel[0].device_types)
 
 
-@thorough  # half a minute in the interpreter
+@thorough  # takes half a minute in the interpreter
 def test_it_passes_the_kit(device, kernel):
     kernel, specimen = kernel
     assert check_kernel(kernel, [specimen], device=device).passed["special-values"]

@@ -62,12 +62,12 @@ DIFFERENT = {
 
 @pytest.fixture
 def started(monkeypatch):
-    """What the driver was asked to start: the program, and all that it is given."""
+    """What the driver was asked to start: each program, with all its arguments."""
     found = []
 
     def launcher(source, metadata):
         about = source.signature, source.constants, source.attrs, metadata.num_warps
-        # Not what differs from launch to launch: the description that hooks are given.
+        # The description for hooks is left out: it differs from launch to launch.
         return lambda *given: found.append((about, given[:6], *given[7:9], *map(_told, given[9:])))
 
     with compile_only(90):
@@ -86,7 +86,7 @@ def launch(function, grid, num_warps, **arguments):
 def test_whatever_differs_the_program_is_that_of_the_jit(started):
     calls = [PLAIN, *(PLAIN | {name: value} for name, values in DIFFERENT.items() for value in values)]
     cached = cached_launches(_scaled)
-    for _ in range(3):  # each after others than before
+    for _ in range(3):  # each call comes after other calls than before
         random.Random(len(started)).shuffle(calls)
         for call in calls:
             launch(_scaled, **call)

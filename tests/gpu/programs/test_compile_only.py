@@ -1,4 +1,4 @@
-"""Kernels are compiled for a GPU that is not here, and what they take is told."""
+"""`compile_only` compiles kernels for a GPU that is not here, and tells what they take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Triton makes of the loss for an H100: nothing spilled, logits by 16 bytes, few programs."""
+"""Triton's programs for the loss on an H100: no spills, logits moved by 16 bytes, few programs."""
 
 import itertools
 import re
@@ -18,7 +18,7 @@ NAMES = ("measure", "differentiate", "measure_and_differentiate", "scale")
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
-    """What Triton compiled for each launch, by name; and of what earlier tests needed nothing is kept."""
+    """What Triton compiled for each launch, by name. What earlier tests compiled is dropped first."""
     found = {}
 
     class Recording:
@@ -67,7 +67,7 @@ def test_nothing_is_spilled_and_a_processor_holds_a_program(steps, smoothing, dt
         train(dtype, steps=steps, smoothing=smoothing)
     assert {program.name for program in programs} == set(NAMES)
     assert not any(program.spills for program in programs)
-    # 1024 threads have 64 registers each, and half of them, which measure several statistics, have 128.
+    # With 1024 threads, each can have 64 registers; with half as many, which measure several statistics, 128.
     assert max(program.registers for program in programs) <= 96
     assert max(program.registers for program in programs if program.name != "measure") <= 64
 
@@ -104,10 +104,10 @@ def test_one_set_of_programs_serves_all_models_and_batches():
         for words in WORDS:
             for tokens in (1, 2, 16, 33):
                 train(words=words, tokens=tokens, ignore_index=words - 1, steps=scaled(0.1 + 1 / tokens), bias=True)
-    # Of a mean, and what scales its gradients in half precision and in float32; and two each of losses, of losses to be
-    # mixed, of log-probabilities with their entropy, and of all statistics.
+    # One for a mean, and two that scale its gradients, in half precision and in float32. Two each for losses, for
+    # losses to be mixed, for log-probabilities with their entropy, and for all statistics.
     assert known == 1 + 2 + 2 + 2 + 2 + 2
-    assert [program.name for program in programs[known:]] == ["scale"]  # the gradient of a bias of an odd length
+    assert [program.name for program in programs[known:]] == ["scale"]  # for the gradient of a bias of an odd length
 
 
 def test_smoothing_is_another_program_only_where_logits_are_measured():

@@ -1,4 +1,4 @@
-"""The Triton mixture of experts, compiled for a GPU that is not here: nothing spills, and all of it fits."""
+"""The Triton mixture of experts, compiled for a GPU that is not here: nothing spills, and everything fits."""
 
 import itertools
 
@@ -23,14 +23,14 @@ MODELS = {
     "aria": (64, 6, 2560, 1664, {"transposed": True}),
     "nemotron-h": (128, 6, 2688, 1856, {"layout": "ungated", "activation": "relu2"}),
 }
-"""Experts, choices, hidden and inner size."""
+"""The number of experts, the choices of each token, the hidden and inner size, and options."""
 
 HEIGHTS = [64, 16, 32, 128]
-"""Of tiles, in rows."""
+"""The heights of tiles, in rows."""
 
 
 def step(tokens, experts, k, hidden, inner, *, dtype=torch.bfloat16, biased=False, listed=False, **options):
-    """Forward and backward, without memory: the reader does not know not there."""
+    """Compile forward and backward. The tensors are never filled, because nothing is computed."""
 
     def empty(*shape):
         return torch.empty(shape, dtype=dtype, requires_grad=True)
@@ -89,6 +89,6 @@ def test_other_numbers_of_tokens_compile_nothing_new():
 
 
 def test_one_token_fills_the_gpu():
-    """Each of eight experts has programs enough for 132 multiprocessors to share its columns."""
+    """Each of eight experts has enough programs for 132 multiprocessors to share its columns."""
     shape = tiles.product(tiles.height(8, 128), 2 * 768, 2048, 2, torch.device("cpu"))
     assert 8 * 2 * 768 // shape.width >= 132

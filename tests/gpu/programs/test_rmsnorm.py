@@ -1,4 +1,4 @@
-"""What Triton compiles for RMSNorm: all in registers, and nothing anew for another number of tokens."""
+"""Triton's programs for RMSNorm: everything in registers, and nothing compiled for another number of tokens."""
 
 import itertools
 import re
@@ -16,13 +16,13 @@ BF16 = torch.bfloat16
 
 @pytest.fixture(autouse=True)
 def processors(monkeypatch):
-    """Those of an H100, of which Triton need not know."""
+    """Sets the number of multiprocessors to that of an H100, which Triton need not know."""
     monkeypatch.setattr(launches, "_processors", lambda _: 132)
 
 
 @pytest.fixture(autouse=True)
 def nothing_compiled():
-    """Of what earlier tests needed, so that each sees what it needs itself."""
+    """Drops what earlier tests compiled, so that each test sees what it compiles itself."""
     for program in (programs.forward, programs.backward, programs.add_up):
         program.fn.device_caches.clear()
 
@@ -49,7 +49,7 @@ def test_nothing_is_spilled(width, run):
         run(*leaves(1 << 15, width))
     assert [program.name for program in compiled] == ["forward", "backward", "add_up"]
     assert not any(program.spills for program in compiled)
-    assert compiled[0].registers <= 48  # so that 40 warps of them fit a multiprocessor
+    assert compiled[0].registers <= 48  # so that 40 warps fit a multiprocessor
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_another_number_of_tokens_compiles_nothing(run):
         known = len(compiled)
         for tokens in (1, 2, 16, 17, 1000, 4097):
             run(*leaves(tokens, 4096))
-    # One row has the gradient of the weight itself, in the weight's dtype; there is nothing to add up.
+    # One row's gradient of the weight is written directly, in the weight's dtype: there is nothing to add up.
     assert [program.name for program in compiled[known:]] == ["backward"]
 
 
@@ -107,7 +107,7 @@ def test_rows_are_moved_by_16_bytes(width):
         (kernel,) = kernels.values()
         moves = set(re.findall(r"(?:ld|st)\.global\S*?((?:\.v\d)?\.b\d+)", kernel.asm["ptx"]))
         assert ".v4.b32" in moves
-        # Of a weight of 1024 elements there are eight bytes for each of 256 lanes.
+        # A weight of 1024 elements has eight bytes for each of 256 lanes.
         assert not moves & {".b16", ".v2.b16", ".v4.b16", *([] if width == 1024 else [".v2.b32"])}
     ahead = set(re.findall(r"cp\.async\.\w+\.shared\.global \[.*?\], \[.*?\], (\w+)", kernel.asm["ptx"]))
-    assert ahead - {"0x4"} == ({"0x10"} if width <= 8192 else set())  # of each row there is one number, too
+    assert ahead - {"0x4"} == ({"0x10"} if width <= 8192 else set())  # 4 bytes: one number of each row

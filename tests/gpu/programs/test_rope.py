@@ -1,4 +1,4 @@
-"""What Triton makes of the rotation for an H100: registers, the width of loads, and one program for all lengths."""
+"""Triton's programs for the rotation on an H100: registers, the width of loads, and one program for all lengths."""
 
 import itertools
 import re
@@ -21,7 +21,7 @@ def nothing_compiled():
 
 
 def arguments(variant=HALF, width=128, part=1.0, x=BFLOAT16, table=None, batch=1, length=7, heads=(32, 8)):
-    """q and k as an attention has them, ``(batch, heads, length, width)``, and the tables."""
+    """q and k as in attention, ``(batch, heads, length, width)``, and the tables."""
     rotated = int(part * width)
     angles = rotated // 2 if VARIANTS[variant].table == "half" else rotated
     qk = [torch.empty(batch, length, h, width, dtype=x, requires_grad=True).transpose(1, 2) for h in heads]
@@ -35,7 +35,7 @@ def forward_and_backward(variant=HALF, **sizes):
 
 
 def widths(access):
-    """Bytes that the instructions of the one program read or write at a time, for each of them."""
+    """How many bytes each load or store instruction of the one program moves at a time."""
     (cache,) = [caches[0] for caches in rotate.fn.device_caches.values()]
     (program,) = cache.values()
     found = re.findall(rf"{access}\.global(?:\.v(\d))?\.b(\d+)", program.asm["ptx"])
@@ -65,7 +65,7 @@ def test_nothing_spills(case, x):
     assert len(programs) == 2
     for program in programs:
         assert program.spills == 0
-        assert program.registers <= 80  # for 6 blocks of 128 threads
+        assert program.registers <= 80  # so that 6 blocks of 128 threads fit
         assert program.shared <= 16 << 10
 
 

@@ -1,4 +1,4 @@
-"""What may be called to find out what it is, and what is asked about once."""
+"""`hazard` says what may be called to find out what it is, and `remembered` asks about each function once."""
 
 import functools
 import gc
@@ -16,7 +16,7 @@ SEEN = []
 
 
 def name(value):
-    """An id that is the same in every process: no address in it."""
+    """A test id without an address in it, so that it is the same in every process."""
     return value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
 
 

@@ -1,4 +1,4 @@
-"""Each kind of finding: forwards that have it, and forwards that come near it and do not."""
+"""Each kind of finding: forwards that have it, and similar forwards that do not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import functools
 import linecache
 import logging
-import random  # noqa: F401 - what is read below names it
+import random  # noqa: F401 - code that is read below uses it
 import textwrap
 import types
 import warnings  # noqa: F401
@@ -39,7 +39,7 @@ class Counter:
 
 
 class Module(nn.Module):
-    """Has one of everything; what a case gives is its forward."""
+    """Has one of everything that a case needs; the case gives the forward."""
 
     def __init__(self):
         super().__init__()
@@ -72,7 +72,7 @@ def reading(forward) -> Reading:
 
 
 def forward_of(code: str):
-    """A forward that does what *code* says, with its source where a reading looks for it."""
+    """A forward with the body *code*, whose source is where the reader looks for it."""
     text = f"def forward(self, x):\n{textwrap.indent(code, '    ')}\n    return x\n"
     linecache.cache[code] = (len(text), None, text.splitlines(keepends=True), code)
     exec(compile(text, code, "exec"), globals(), space := {})
@@ -80,7 +80,7 @@ def forward_of(code: str):
 
 
 def every(*forwards, **codes):
-    """A parameter for each of these functions, and for each of these texts."""
+    """A parameter for each function in *forwards*, and for each text in *codes*."""
     params = [pytest.param(forward, id=forward.__name__) for forward in forwards]
     return [*params, *(pytest.param(forward_of(code), id=name) for name, code in codes.items())]
 
@@ -233,7 +233,7 @@ NOT_READ = every(
     names_in_an_expression="y = (z := x)",
     makes_a_set="y = {1 for _ in x}",
 )
-"""What is rare in forwards that are fused, whether or not it has an effect."""
+"""Code that is rare in forwards that are fused, whether or not it has an effect."""
 
 
 @pytest.mark.parametrize("forward", EFFECTS)

@@ -1,4 +1,4 @@
-"""What a reading reaches, and what it says of what it cannot reach."""
+"""What a reading reaches, and what it says about code that it cannot reach."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_super_private_names_and_inherited_methods_are_followed():
 
 def test_children_that_are_called():
     found = reading(lambda self, x: self.table["a"](self.layers[0](self.act(x))))
-    # What is in a dict of Python's own has no place below the module.
+    # A module in a plain dict has no path below the module that holds the dict.
     assert set(found.calls) == {("act",), ("layers", "*"), ("layers", "*", "*")}
 
 
@@ -217,7 +217,7 @@ def test_a_decorator_is_read_and_what_it_wraps():
 
 
 class Registry:
-    """Dispatches as libraries do: by a method of an object in a closure."""
+    """Dispatches as libraries do, by a method of an object in a closure."""
 
     def __init__(self):
         self.known = {}
@@ -300,7 +300,7 @@ class Slotted:
 
 
 class Outside:
-    """Belongs to no library, and has no source."""
+    """Belongs to no library; its function has no source."""
 
 
 exec("def unseen(x):\n    return x", there := {"__name__": "there"})

@@ -1,4 +1,4 @@
-"""A tree is believed if it compiles to the code; what it says is kept no longer than that."""
+"""A tree is believed if it compiles to the code of the function, and findings live no longer than that code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fuseplug_verify.reading.source import tree_of
 
 @pytest.fixture
 def load(tmp_path, monkeypatch):
-    """Imports a module with a text, under a name that no test has had."""
+    """Imports a module with a given text, under a name that no other test has."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def load(text: str, name: str = f"read_{tmp_path.name}") -> types.ModuleType:

@@ -1,5 +1,5 @@
-"""What all tests share."""
+"""Settings for all tests."""
 
 import os
 
-os.environ["FUSEPLUG_CACHE"] = "off"  # no check is taken as passed because an earlier run passed it
+os.environ["FUSEPLUG_CACHE"] = "off"  # every run repeats all checks

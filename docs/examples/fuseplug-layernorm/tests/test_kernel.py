@@ -1,4 +1,4 @@
-"""The kernel passes the conformance kit, and computes in a model that it is applied to."""
+"""The kernel passes the conformance kit, and computes in a model to which it is applied."""
 
 import torch
 from fuseplug_layernorm.kernels import InductorLayernormKernel

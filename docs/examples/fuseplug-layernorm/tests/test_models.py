@@ -1,4 +1,4 @@
-"""The kernel in two models that have its two variants, built from configs."""
+"""The kernel in two models, built from configs, that have its two variants."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_every_norm_is_fused_and_undone(build):
     torch.manual_seed(0)
     model, variant, norms = build()
     model.eval()  # without dropout
-    tokens = torch.randint(64, (4, 256))  # in float32 large enough that the compiled program computes them
+    tokens = torch.randint(64, (4, 256))  # enough for the compiled program in float32
     expected = step(model, tokens)
     with KernelManager().apply("inductor_fused_layernorm", model, every_size=True) as applied:
         assert [entry.variant for entry in applied.report.fused] == [variant] * norms, applied.report

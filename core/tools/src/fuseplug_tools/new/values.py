@@ -71,9 +71,9 @@ _OP_OF_A_NEW_OP = "npu_swiglu"
 
 _GAINS = '''
     def gains_from(self, use: Use) -> int:
-        """Elements from which on it is faster; measure them: ``fuseplug bench MODEL --ops``."""
+        """The number of elements from which on the kernel is faster: ``fuseplug bench MODEL --ops`` measures it."""
         del use
-        return 1 << 16  # it compiles nothing for fewer
+        return 1 << 16  # for fewer elements, nothing is compiled
 '''
 
 

@@ -1,4 +1,4 @@
-"""LayerNorm as Inductor compiles it."""
+"""LayerNorm, compiled by Inductor."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _compiled = Compiled(reference.layer_norm)
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, variant: str) -> Tensor:
     """The same as the reference, compiled.
 
-    What a tracer looks at is left to the reference. So are calls under autocast, which changes what
-    `torch.nn.functional.layer_norm` gives, and which compiled programs do not see.
+    Traced and small calls go to the reference. So do calls under autocast: it changes the result of
+    `torch.nn.functional.layer_norm`, and compiled programs do not see it.
     """
     if torch.is_autocast_enabled(x.device.type) or not worth_compiling(x.shape, x, weight, bias):
         return by_reference(reference.layer_norm, x, weight, bias, eps, variant)
-    return _compiled((eps, variant), x, weight, bias)  # the numbers are compiled in
+    return _compiled((eps, variant), x, weight, bias)  # the program contains the numbers

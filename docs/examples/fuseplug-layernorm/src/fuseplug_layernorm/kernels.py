@@ -1,4 +1,4 @@
-"""Which kernels there are. Nothing here imports torch."""
+"""The kernels. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fuseplug_backends.inductor import InductorKernel
 
 
 class LayernormKernel(BaseKernel):
-    """The base of every kernel for layer_norm: a subclass names its id, its function and its device types."""
+    """The base of every kernel for layer_norm. A subclass names its id, function and device types."""
 
     op: ClassVar[str] = "layer_norm"
     reference: ClassVar[str] = "fuseplug_layernorm.reference:layer_norm"
@@ -18,12 +18,12 @@ class LayernormKernel(BaseKernel):
 
 
 class InductorLayernormKernel(InductorKernel, LayernormKernel):
-    """For every device that Inductor compiles for, CPUs included."""
+    """The kernel for every device that Inductor compiles for, CPUs included."""
 
     kernel_id: ClassVar[str] = "inductor_fused_layernorm"
     function: ClassVar[str] = "fuseplug_layernorm.backend:layer_norm"
 
     def gains_from(self, use: Use) -> int:
-        """Elements from which on it is faster; measure them: ``fuseplug bench MODEL --ops``."""
+        """The number of elements from which on the kernel is faster: ``fuseplug bench MODEL --ops`` measures it."""
         del use
-        return 1 << 16  # it compiles nothing for fewer
+        return 1 << 16  # for fewer elements, nothing is compiled

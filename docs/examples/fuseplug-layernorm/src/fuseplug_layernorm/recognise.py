@@ -1,6 +1,6 @@
-"""Where LayerNorm is found in a model, and how the kernel is called there.
+"""Finds LayerNorm in a model, and calls the kernel there.
 
-It is found by structure, never by a name of a class. Fuseplug then runs the module, which decides.
+The structure of a module counts, never the name of its class. Fuseplug then runs the module to decide.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _LARGEST_EPS = 1e-2
 
 @dataclass(frozen=True)
 class LayerNormAdapter(Adapter):
-    """Calls the kernel as the module calls its own code. It has names, so that the norms of a model have equal ones."""
+    """Calls the kernel as the module calls its own code.
+
+    It holds the names of attributes, not their values, so that all norms of a model have equal adapters.
+    """
 
     variant: str
     weight: str
@@ -31,7 +34,7 @@ class LayerNormAdapter(Adapter):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """What `bind` takes from the module."""
+        """The names that `bind` reads from the module."""
         return tuple(name for name in (self.weight, self.bias, self.eps) if name is not None)
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
@@ -46,7 +49,7 @@ class LayerNormAdapter(Adapter):
 
 
 def match(site: Site) -> list[Proposal] | None:
-    """Propose every module with one or two vectors of one length, a small number, and nothing below it."""
+    """Propose every module with one or two vectors of one length, one small number, no buffers and no children."""
     module = site.module
     vectors = {name: each for name, each in module._parameters.items() if each is not None}
     epsilons = [name for name, each in vars(module).items() if type(each) is float and 0 < each <= _LARGEST_EPS]
@@ -63,22 +66,22 @@ def match(site: Site) -> list[Proposal] | None:
             Target(),
             tuple(LayerNormAdapter(variant, weight, bias, epsilons[0]) for variant in variants),
             functools.partial(example, shape[0], tuple(vectors), getattr(module, epsilons[0])),
-            # As the module is now comes first; then what else a model may call it in.
+            # First the module's own dtype, then the others in which a model may call it.
             mixes=sorted(MODEL_DTYPES, key=lambda other: other is not dtype),
-            roundings=3.0,  # weighed, shifted and given out: a kernel may round after each
-            working_roundings=16.0 + math.sqrt(_MOST_CHECKED / shape[0]) / 4,  # the second: a gradient sums all rows
+            roundings=3.0,  # the product, the sum and the result: a kernel may round after each
+            working_roundings=16.0 + math.sqrt(_MOST_CHECKED / shape[0]) / 4,  # second term: a gradient sums all rows
         )
     ]
 
 
 _MOST_CHECKED = 1 << 20
-"""Elements of the largest input that Fuseplug checks the kernel on."""
+"""Elements of the largest input on which Fuseplug checks the kernel."""
 
 
 def example(
     width: int, names: Sequence[str], eps: float, dtype: torch.dtype, size: int, generator: torch.Generator
 ) -> Example:
-    """Rows small beside √eps and large ones, whose mean is not 0; weights that are neither 1 nor 0."""
+    """Rows that are large, or small compared with √eps, with a mean other than 0; weights that are neither 1 nor 0."""
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu")

@@ -1,4 +1,4 @@
-"""What a LayerNorm computes, in plain PyTorch and as models write it: this is what right means."""
+"""LayerNorm in plain PyTorch, as models write it: it defines the right result."""
 
 from __future__ import annotations
 

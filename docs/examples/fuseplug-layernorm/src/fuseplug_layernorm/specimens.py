@@ -1,4 +1,4 @@
-"""Small modules that the kernel fuses, written as models write them: what the conformance kit checks it on."""
+"""Small modules that the kernel fuses, written as models write them. The conformance kit uses them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class WrittenOut(nn.Module):
-    """As Cohere's: in float32, and without a bias."""
+    """A norm like Cohere's: in float32, and without a bias."""
 
     def __init__(self, width: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -15,7 +15,7 @@ class WrittenOut(nn.Module):
         self.variance_epsilon = eps
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """*hidden_states* is ``(..., width)``, as is the result."""
+        """*hidden_states* and the result are ``(..., width)``."""
         wide = hidden_states.to(torch.float32)
         mean = wide.mean(-1, keepdim=True)
         variance = (wide - mean).pow(2).mean(-1, keepdim=True)
@@ -24,5 +24,5 @@ class WrittenOut(nn.Module):
 
 
 def specimens() -> list[nn.Module]:
-    """One for each variant, at least; odd widths and other dtypes."""
+    """At least one specimen for each variant, with odd widths and other dtypes, too."""
     return [WrittenOut(48), nn.LayerNorm(48), nn.LayerNorm(33, bias=False).to(torch.bfloat16), WrittenOut(31, 1e-6)]
