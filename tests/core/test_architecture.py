@@ -156,11 +156,11 @@ def trespasses(packages: Path) -> Iterator[str]:
         own = {path.name for path in source.iterdir()}
         project = source.parent / "pyproject.toml"
         required = re.findall(r'"(fuseplug-[\w-]+)>=', project.read_text()) if project.exists() else []
-        own |= {name.replace("-", "_") for name in required}
+        importable = own | {name.replace("-", "_") for name in required}
         for path in sorted(source.rglob("*.py")):
             for module, _, _ in imports(path, source):
                 first = module.partition(".")[0]
-                if first.startswith("fuseplug_") and first not in own:
+                if first.startswith("fuseplug_") and first not in importable:
                     yield f"{path.name} imports {module}"
             for each in private_names(path.read_text()):
                 if (

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from .tracing import transparent
 
+__all__ = ["differentiable", "differentiable_linear", "differentiated_again", "recomputed", "recording", "vjp"]
+
 
 def recording(*tensors: Tensor | None) -> bool:
     """Whether a gradient of one of *tensors* is recorded, here and now."""
@@ -178,8 +180,7 @@ class _RecordedLinear(torch.autograd.Function):
         else:
             ctx.save_for_backward(*tables)
             if not all(needs[:number]):
-                unused = [y for y, need in zip(results, needs[:number], strict=True) if not need]
-                ctx.mark_non_differentiable(*unused)
+                ctx.mark_non_differentiable(*[y for y, need in zip(results, needs, strict=False) if not need])
         return results
 
     @staticmethod

@@ -21,6 +21,7 @@ MODULES = (
     "fuseplug.process_lock",
     "fuseplug.reading",
     "fuseplug_backends.activations",
+    "fuseplug_backends.differentiating",
     "fuseplug_backends.dtypes",
     "fuseplug_backends.functional",
     "fuseplug_backends.inductor",
