@@ -68,7 +68,7 @@ def main() -> None:
             result["failures"].append({"where": row["name"], "what": row["wrong"]})
     path = args.out or Path(f"fuseplug-{result['machine']['chip']}-{datetime.date.today()}.json".replace(" ", "-"))
     path.write_text(json.dumps(result, indent=1, default=str))
-    print(f"\n{len(result['failures'])} failures. Please send {path} to the project, whatever it says.")
+    print(f"\n{len(result['failures'])} failures. Please send {path} to the project, even if nothing failed.")
     sys.exit(1 if result["failures"] else 0)
 
 
