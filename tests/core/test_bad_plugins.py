@@ -287,7 +287,7 @@ def test_a_match_that_raises_everywhere_is_one_row_and_no_target(manager, model)
     applied = manager.apply_all(model)
     report, count = applied.report, sum(1 for _ in model.modules())
     assert report.summary().startswith("Toy: 5 of 5 targets fused for training on cpu; ")
-    assert report.raised["bad"].startswith(f"asked about the model and {count - 1} more modules: ZeroDivisionError")
+    assert report.raised["bad"].startswith(f"asked about the model and {count - 1} more: ZeroDivisionError")
     _, _, rest = str(report).partition("kernels not taking part")
     assert str(report).count("in match") == rest.count("in match") == 1
     assert "broken" in rest
@@ -305,7 +305,7 @@ def test_what_else_it_answered_stands(manager, model):
     report = manager.apply_all(model).report
     assert {entry.kernel_id for entry in report.entries} == {"bad"}
     assert len(report.fused) == 5
-    assert report.raised["bad"].startswith("asked about layers.0.mlp and 1 more modules: ZeroDivisionError")
+    assert report.raised["bad"].startswith("asked about layers.0.mlp and 1 more: ZeroDivisionError")
 
 
 class Stop(BaseException):

@@ -222,7 +222,7 @@ ODD = {
     "__eq__": (Equal, "unhashable"),
     "__hash__": (Hash, "not today"),
     "__class__": (Class, None),
-    "module that is no child": (Listing, "a Identity is called that is not below the module"),
+    "module that is no child": (Listing, "it calls a module that is not below it: Identity"),
     "metaclass": (OfMeta, "not today"),
     "modules()": (Walks, "not today"),
     "hostile attribute": (lambda: with_attribute(Hostile()), None),

@@ -97,7 +97,7 @@ def test_every_candidate_is_answered_exactly_once(everything):
     block = {"block", "block.experts.0", "block.experts.1"}
     assert {path for path, _ in answered} >= norms | others | block | {"foreign", "odd"}
     (why,) = everything.raised.values()
-    assert why.startswith("asked about toy.layers.0.attention and 1 more modules: ZeroDivisionError")
+    assert why.startswith("asked about toy.layers.0.attention and 1 more: ZeroDivisionError")
 
 
 def test_whatever_is_left_alone_has_a_reason(everything):

@@ -118,5 +118,5 @@ def _likeness(place: Place) -> tuple[int, str]:
 def _all_raised(raised: Mapping[str, Rejection]) -> str:
     """The first of the errors that a kernel raised, given by path, and how many more there were."""
     path, first = next(iter(raised.items()))
-    more = f" and {len(raised) - 1} more modules" if len(raised) > 1 else ""
+    more = f" and {len(raised) - 1} more" if len(raised) > 1 else ""
     return f"asked about {path or 'the model'}{more}: {first.reason}"

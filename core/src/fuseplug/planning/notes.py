@@ -90,8 +90,8 @@ def _cost_of_rounding(rules: Rules, decisions: Sequence[Decision]) -> list[str]:
     kept = sum(entry.fused for entry in entries)
     return [
         (
-            f'rounding="exact": {cost} targets are left alone because their kernels round otherwise; {kept} are fused, '
-            "by kernels that were the originals bit for bit in all sizes tried"
+            f'rounding="exact": targets left alone because their kernels round otherwise: {cost}; fused, by kernels '
+            f"that were the originals bit for bit in all sizes tried: {kept}"
         )
     ]
 

@@ -137,7 +137,7 @@ class Reader(Following):
             self.reading.reads.setdefault(value.path, module)  # an item of a list is named nowhere else
             self.inside = value.path
         elif not value.fresh:
-            self.unread(f"a {type(module).__name__} is called that is not below the module")
+            self.unread(f"it calls a module that is not below it: {type(module).__name__}")
         try:
             return self._forward(walk, node, value, arguments)
         finally:
