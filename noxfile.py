@@ -54,6 +54,7 @@ FOR_LLAMA_FACTORY = ("omegaconf", "torchdata")  # imports of its new trainer tha
 FOR_MS_SWIFT = ("modelscope", "json_repair", "einops", "aiohttp", "pillow")  # likewise for its SFT
 OTHER_LIBRARIES = ("diffusers", "timm", "torchvision")
 FOR_SURVEY = ("pytest", "scipy")  # some models import these
+PATIENT = ("-o", "faulthandler_timeout=1800")  # a whole model takes Triton's interpreter up to ten minutes
 WORKERS = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadgroup")  # each worker loads its own torch
 SLOWEST = ("--durations", "15", "--durations-min", "5")  # shows where to save the next minute of a run
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # the workers fill the cores
@@ -400,7 +401,7 @@ def on_triton(session: nox.Session, *chosen: str) -> None:
 def run_triton_tests(session: nox.Session, *chosen: str) -> None:
     """Run the tests of the Triton kernels: numbers in the interpreter, programs compiled."""
     session.env["TRITON_INTERPRET"] = "1"
-    test(session, *chosen, "tests/gpu/numbers", *OF_OPS)
+    test(session, *PATIENT, *chosen, "tests/gpu/numbers", *OF_OPS)
     session.env["TRITON_INTERPRET"] = None
     test(session, *chosen, "tests/gpu/programs")
 
