@@ -222,7 +222,7 @@ def _at_a_glance(sections: Iterable[Section]) -> str:
         size = _keys(trained[-1])
         by_contender = {row["contender"]: row for row in trained if _keys(row) == size}
         fused = by_contender.pop(FUSED)
-        usual = next(row for row in by_contender.values() if row[ratio] == 1.0)
+        usual = _usual(fused, rows, ratio)
         others = [row for name, row in by_contender.items() if row is not usual and name != "eager again"]
         best = max(others, key=lambda row: float(row[ratio]), default=None)
         beside = "" if best is None else f"× {best[ratio]:.2f} ({best['contender']})"
@@ -259,9 +259,14 @@ def _losses(sections: Iterable[Section]) -> str:
 
 def _apart(row: Mapping[str, Any], rows: Rows, ratio: str) -> bool:
     """Whether the quartiles of *row* lie above those of the contender to which its ratio refers."""
-    usual = next(each for each in rows if each[ratio] == 1.0 and _keys(each) == _keys(row))
+    usual = _usual(row, rows, ratio)
     time = _time_column(row)
     return bool(row[time]["quartile_1"] > usual[time]["quartile_3"])
+
+
+def _usual(row: Mapping[str, Any], rows: Rows, ratio: str) -> Mapping[str, Any]:
+    """The row with which *row* is compared: that of the same size with a ratio of 1."""
+    return next(other for other in rows if other[ratio] == 1.0 and _keys(other) == _keys(row))
 
 
 def _read(section: Section) -> tuple[Mapping[str, Any], list[tuple[str, Rows]]]:

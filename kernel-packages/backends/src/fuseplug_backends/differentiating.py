@@ -180,7 +180,7 @@ class _RecordedLinear(torch.autograd.Function):
         else:
             ctx.save_for_backward(*tables)
             if not all(needs[:number]):
-                ctx.mark_non_differentiable(*[y for y, need in zip(results, needs, strict=False) if not need])
+                ctx.mark_non_differentiable(*[y for y, need in zip(results, needs[:number], strict=True) if not need])
         return results
 
     @staticmethod

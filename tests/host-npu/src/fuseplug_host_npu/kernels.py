@@ -121,6 +121,9 @@ class _Kernel:
         self._arguments = [argument.name for argument in arguments_of(op)]
         self.outs = frozenset(argument.name for argument in arguments_of(op) if argument.is_out)
         self.draws = torch.Tag.nondeterministic_seeded in op.tags
+        self.mixes_devices = op.overloadpacket.__name__ in _MIXING
+        # op-plugin allocates each result anew from sizes alone: op_plugin/ops/opapi, npu_preparation::apply_tensor.
+        self.allocates_anew = op.namespace == "npu"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         op = self.op
@@ -153,10 +156,8 @@ class _Call:
     """
 
     def __init__(self, kernel: _Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        op = kernel.op
+        self._kernel = kernel
         self._returns_to_cpu = "device" in kwargs and torch.device(kwargs["device"] or "npu").type != "npu"
-        # op-plugin allocates each result anew from sizes alone: op_plugin/ops/opapi, npu_preparation::apply_tensor.
-        self._in_order = op.namespace == "npu"
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
         self._outs: list[tuple[Tensor, Tensor]] = []
         self.generator: torch.Generator | None = None
@@ -164,11 +165,12 @@ class _Call:
         self.kwargs = {
             name: _mapped(self._room if name in kernel.outs else self._to_cpu, value) for name, value in kwargs.items()
         }
-        if op.overloadpacket.__name__ not in _MIXING:
-            self._require_one_device(op)
+        if not kernel.mixes_devices:
+            self._require_one_device()
 
-    def _require_one_device(self, op: OpOverload) -> None:
+    def _require_one_device(self) -> None:
         """Raise for tensors of the CPU, as an NPU does: only ops of torch take them, and only those without dims."""
+        op = self._kernel.op
         numbers_pass = op.namespace == "aten"
         tensors = [tensor for _, tensor in self._tensors.values()]
         if any(tensor.device.type != "npu" and not (numbers_pass and tensor.dim() == 0) for tensor in tensors):
@@ -213,7 +215,7 @@ class _Call:
             return self._tensors[id(result)][1]
         if self._returns_to_cpu:
             return result
-        return on_npu(_in_order(result) if self._in_order else result)
+        return on_npu(_in_order(result) if self._kernel.allocates_anew else result)
 
 
 def _mapped(convert: Callable[[Any], Any], value: Any) -> Any:
