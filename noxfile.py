@@ -70,7 +70,7 @@ def tests(session: nox.Session) -> None:
     All of these share one environment, because installing it takes longer than some of them. Each also has a session of
     its own.
     """
-    triton = FOR_TRITON if sys.platform == "linux" else ("matplotlib",)
+    triton = FOR_TRITON if sys.platform == "linux" else ()
     install(session, *FOR_TESTS, "peft", *triton, *FOR_LINT, *FOR_SITE)
     check_style(session)
     test(session, *QUICK, *NO_DEVICES)
@@ -82,7 +82,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(name="tests-cpu", default=False)
 def tests_cpu(session: nox.Session) -> None:
     """Run the tests of the core and of the kernels for CPUs."""
-    install(session, *FOR_TESTS, "peft", "matplotlib")
+    install(session, *FOR_TESTS, "peft")
     test(session, *QUICK, *NO_DEVICES)
 
 

@@ -64,7 +64,7 @@ memory, and says where the time goes. A model is one of the short names `qwen3-0
 | compare with others | `--vs compile,liger`; `again` is the unfused model once more, which shows the noise |
 | time each kernel by itself, in the model's own calls, also those that are too small to gain | `--ops` |
 | take more turns: by default each cell of the table has seven, and as many as fit into five seconds | `--seconds 20` |
-| keep the figures | `--json`, `--plot times.png` |
+| keep the figures | `--json` |
 
 All contenders share one set of weights. A training step here is a forward and a backward, without an optimizer. The
 command exits with 1 if the fused model is further from the truth than twice the unfused one's distance, or 16

@@ -26,7 +26,7 @@ from fuseplug_tools.bench.check import distances
 from fuseplug_tools.bench.models import SHORT_NAMES, build_random, layers_of
 from fuseplug_tools.bench.ops import measure_ops
 from fuseplug_tools.bench.shares import shares
-from fuseplug_tools.bench.shown import draw, show
+from fuseplug_tools.bench.shown import show
 from fuseplug_tools.bench.work import MODES, tokens_for
 from fuseplug_tools.measuring import sharing
 
@@ -369,18 +369,6 @@ class TestCommand:
     def test_what_is_no_number_of_tokens_is_said(self, tiny, capsys):
         assert self.run(tiny, "--tokens", "6,many") == 2
         assert "as in --tokens 16,512; found 'many'" in " ".join(capsys.readouterr().err.split())
-
-    @thorough
-    def test_a_picture(self, tiny, tmp_path):
-        pytest.importorskip("matplotlib")
-        path = tmp_path / "times.png"
-        assert self.run(tiny, "--mode", "train,decode", "--plot", str(path)) == 0
-        assert path.read_bytes().startswith(b"\x89PNG")
-
-    def test_a_picture_needs_matplotlib(self, monkeypatch, tmp_path):
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        with pytest.raises(PlanError, match="pip install matplotlib"):
-            draw(None, tmp_path / "times.png")
 
     def test_it_fails_if_the_fused_model_is_wrong(self, tiny, capsys, monkeypatch):
         for name in ("_TIMES", "_ROUNDINGS"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -48,14 +47,13 @@ def bench(
     allow: Allow = None,
     trust_remote_code: TrustRemoteCode = False,
     as_json: AsJson = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the times into this file: png, svg or pdf.")] = None,
 ) -> None:
     """Measure what the kernels gain in a model on this machine; exit with 1 if the fused model is wrong."""
     numbers = [_number(text) for text in _items(tokens)]
     # Keeps torch's profiler from logging about itself; read when torch is imported.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from .comparing import compare
-    from .shown import draw, show
+    from .shown import show
 
     with console(stderr=True).status("importing torch and transformers") as status:
 
@@ -87,8 +85,6 @@ def bench(
         typer.echo(json.dumps(benchmark.to_dict(), indent=2, default=str))
     else:
         show(benchmark, console())
-    if plot is not None:
-        draw(benchmark, plot)
     if not benchmark.right:
         raise typer.Exit(1)
 

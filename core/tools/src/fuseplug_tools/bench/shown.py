@@ -1,12 +1,10 @@
-"""A benchmark as tables for a terminal, and as a picture."""
+"""A benchmark as tables for a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fuseplug.errors import PlanError
 from fuseplug.report.plain_text import one_line
 from fuseplug.report.tables import with_whole_words
 
@@ -44,43 +42,6 @@ def show(benchmark: Benchmark, console: Console) -> None:
     for (mode, tokens), ops in benchmark.ops.items():
         console.print(f"each kernel by itself, {mode}, {tokens} tokens")
         console.print(with_whole_words(_ops(ops), console.width, ("where",)))
-
-
-def draw(benchmark: Benchmark, path: Path) -> None:
-    """Draw the times of *benchmark* into the file *path*: bars with quartiles, a panel for each mode.
-
-    Raises:
-        PlanError: If matplotlib is not installed, or the file cannot be written.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PlanError("--plot needs matplotlib: pip install matplotlib") from error
-    modes = list(dict.fromkeys(row.mode for row in benchmark.rows))
-    names = list(dict.fromkeys(row.contender for row in benchmark.rows))
-    figure = Figure(figsize=(2.5 + 3.8 * len(modes), 3.6), layout="constrained")
-    panels = figure.subplots(1, len(modes), squeeze=False)[0]
-    for panel, mode in zip(panels, modes, strict=True):
-        rows = [row for row in benchmark.rows if row.mode == mode]
-        counts = list(dict.fromkeys(row.tokens for row in rows))
-        for number, name in enumerate(names):
-            bars = [row for row in rows if row.contender == name]
-            at = [counts.index(row.tokens) + (number - (len(names) - 1) / 2) * 0.8 / len(names) for row in bars]
-            middle = [row.ms["median"] for row in bars]
-            away = [[max(0.0, m - row.ms["quartile_1"]) for m, row in zip(middle, bars, strict=True)]]
-            away += [[max(0.0, row.ms["quartile_3"] - m) for m, row in zip(middle, bars, strict=True)]]
-            panel.bar(at, middle, 0.8 / len(names), yerr=away, capsize=2, label=name)
-        panel.set_xticks(range(len(counts)), [str(count) for count in counts])
-        panel.set_xlabel("tokens")
-        panel.set_ylabel("ms")
-        panel.set_title(mode)
-        panel.spines[["top", "right"]].set_visible(False)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize="small")
-    figure.suptitle(one_line(benchmark.model), fontsize="small")
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise PlanError(f"--plot {path}: {one_line(error)}") from error
 
 
 def _times(benchmark: Benchmark) -> Any:
