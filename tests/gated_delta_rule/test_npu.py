@@ -19,3 +19,14 @@ def test_the_inverse_is_as_exact_as_a_solver(rows):
         solved = super(npu.NpuSegment, segment)._inverse(system)
         errors = [(x - exact).abs().max() for x in (segment._inverse(system), solved)]
         assert errors[0] <= 2 * errors[1] + 8 * torch.finfo(torch.float32).eps * exact.abs().max()
+
+
+def test_the_inverse_does_not_depend_on_the_default_dtype():
+    segment = object.__new__(npu.NpuSegment)
+    segment.chunk = 16
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(DOUBLE)
+    try:
+        assert segment._inverse(torch.ones(1, 2, 16, 16, dtype=torch.float32).tril(-1)).dtype is torch.float32
+    finally:
+        torch.set_default_dtype(before)

@@ -98,6 +98,12 @@ def test_segments_of_any_size_give_the_same(backend, row, monkeypatch, at_once):
     backend.assert_right(*row.both(backend.module(row.op)), arguments, row.tolerance)
 
 
+def test_segments_of_some_sequences_and_several_chunks(backend, monkeypatch):
+    monkeypatch.setattr(OfChunkScan, "at_once", 1 << 16)
+    row = ROWS["ssd"]
+    backend.assert_right(*row.both(backend.module(row.op)), row.tensors(shape=(3, 134, 4, 3)), row.tolerance)
+
+
 MODELS = {
     "kimi_linear": ("gated_delta_rule", delta_rules.MODELS["kimi_linear"][0]),
     "mamba2": ("ssd", ssd.MODELS["mamba2"]),

@@ -61,6 +61,12 @@ def test_the_result_lies_as_x_does(backend):
     x = torch.randn(2, 3, 4, WIDTH).to(backend.device).transpose(1, 2)
     assert kernel.rms_norm(x).stride() == x.stride()
     assert kernel.rms_norm(x[..., ::2]).stride(-1) == 1
+    channels_first = x.transpose(-1, -2).contiguous().transpose(-1, -2).requires_grad_()
+    for y in (kernel.rms_norm(channels_first), *kernel.add_rms_norm(channels_first, x)):
+        assert y.stride() == channels_first.stride()
+    functions = (kernel.rms_norm, reference.rms_norm)
+    ours, theirs = (torch.autograd.grad(f(channels_first).square().sum(), channels_first) for f in functions)
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_nothing_is_kept_but_the_inputs_and_one_number_for_each_row(backend):

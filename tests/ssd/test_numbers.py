@@ -1,6 +1,7 @@
 """Mamba-2's recurrence on each backend: what tests/recurrences does not check for all recurrences."""
 
 import pytest
+import torch
 from support.ssd import ROW, tensors
 
 
@@ -14,6 +15,13 @@ def test_what_a_strong_decay_leaves_of_the_next_tokens_is_exact(backend, both):
     arguments = tensors(shape=(1, 60, 4, 2))
     arguments["dt"][:, 3], arguments["x"][:, 3] = 1e30, 0.0
     backend.assert_right(*both, arguments, ROW.tolerance)
+
+
+@pytest.mark.parametrize("name", ["x", "initial_states"])
+def test_a_step_in_any_layout(backend, both, name):
+    arguments = {of: t.to(backend.device) for of, t in tensors(shape=(3, 1, 4, 2)).items()}
+    arguments[name] = arguments[name].mT.contiguous().mT
+    torch.testing.assert_close(*(function(**arguments) for function in both), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

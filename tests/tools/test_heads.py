@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import logging
+import types
 import weakref
 
 import pytest
@@ -104,6 +105,18 @@ def test_what_is_put_around_the_head_stays():
     head.undo()
     assert wrapper.model_forward is before
     assert vars(model)["_original_forward"] is before
+
+
+def test_the_head_may_have_no_parameters():
+    def forward(self, x):
+        return Scores.apply(x)
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.SiLU())
+    model[1].forward = types.MethodType(forward, model[1])
+    for whole, path in ((model, "1"), (model[1], "")):
+        head = served(whole)
+        assert head.path == path
+        head.undo()
 
 
 def test_nothing_keeps_the_model_alive():

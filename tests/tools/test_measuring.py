@@ -29,7 +29,7 @@ from fuseplug import PlanError, Target
 from fuseplug.cli import main
 from fuseplug.cli.from_config import config_of_type, model_of
 from fuseplug.patching.gains import EVERY_SIZE, NEVER, Ends, Gains
-from fuseplug_tools.measuring import batches_of, timing
+from fuseplug_tools.measuring import batches_of, runs_of, timing
 from fuseplug_tools.measuring.figures import Figure, Timing, measured
 
 LLAMA = {
@@ -398,6 +398,14 @@ class TestTheModel:
             found = [plan(mixed, model=Projected(), measure=batch(8)).report.fused[0]]
         found.append(plan(mixed, model=Projected(), measure=batch(8)).report.fused[0])
         assert [entry.figures[0].dtype for entry in found] == ["bfloat16", "float32"]
+
+    def test_no_cast_of_a_weight_is_left_to_the_autocast_around_it(self):
+        linear, x = nn.Linear(8, 8), torch.randn(2, 8)
+        with torch.autocast("cpu", torch.bfloat16):
+            with runs_of(linear, {"input": x}).entered():
+                before = linear(x)
+            linear.load_state_dict({name: -t for name, t in linear.state_dict().items()})
+            assert torch.equal(linear(x), -before)
 
     def test_with_the_gradients_and_in_the_mode_that_it_will_have(self):
         seen = []

@@ -188,6 +188,22 @@ class TestWhatLigerLeavesToItsCallers:
         assert all(map(torch.equal, before, (q, k)))
         assert all(bool((grad == 1).all()) for grad in grads)
 
+    @pytest.mark.parametrize("used", [0, 1])
+    def test_what_nobody_uses_has_no_gradient(self, device, liger, used):
+        pair = [normal(1, 2, 5, 16, device=device, seed=seed) for seed in (1, 2)]
+        angles = normal(5, 8, device=device).detach().repeat(1, 2)
+
+        def gradients(rope):
+            result = rope(*pair, angles.cos(), angles.sin())[used]
+            return torch.autograd.grad(result.square().sum(), pair, allow_unused=True)
+
+        found, expected = gradients(liger.rotation.rope), gradients(rotations.rope)
+        assert found[1 - used] is None
+        torch.testing.assert_close(found, expected)
+        pair[used] = pair[used].detach()
+        results = liger.rotation.rope(*pair, angles.cos(), angles.sin())
+        assert [y.requires_grad for y in results] == [used == 1, used == 0]
+
     def test_tables_of_two_halves_that_differ(self, device, liger, launches):
         q = normal(1, 2, 5, 16, device=device)
         cos, sin = (normal(1, 1, 5, 16, device=device, seed=seed).detach() for seed in (1, 2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from fuseplug.fallback import by_reference
 from fuseplug_backends.functional import computed_by
-from fuseplug_backends.triton import differentiated_again, recording, transparent, vjp
+from fuseplug_backends.triton import differentiable_linear, recording
 from fuseplug_rope import reference
 from fuseplug_rope.reference import Variant
 
@@ -36,10 +36,8 @@ def compute(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Ten
     fitted = None if k is None else _fitted(variant, q, k, cos, sin)
     if k is None or fitted is None:
         return by_reference(reference.compute, variant, q, k, cos, sin)
-    if recording(q, k):
-        rotated: tuple[Tensor, Tensor] = _Rotation.apply(q, k, cos, sin, variant, fitted)  # type: ignore[no-untyped-call]
-        return rotated
-    return _rotated(rope_forward, q, k, fitted, reference.result_dtype(variant, q, q, cos, sin), variant.keeps_order)
+    q_out, k_out = _rotate((variant, fitted.width, fitted.heads), (q, k), (cos, sin, fitted.cos, fitted.sin))
+    return q_out, k_out
 
 
 rope = computed_by(compute, reference.rope)
@@ -59,6 +57,10 @@ class _Fitted(NamedTuple):
     sin: Tensor
     width: int
     heads: int
+
+
+_Form = tuple[Variant, int, int]
+"""The variant, and `width` and `heads` of `_Fitted`."""
 
 
 def _fitted(variant: Variant, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> _Fitted | None:
@@ -139,16 +141,15 @@ def _looked_at(table: Tensor) -> bool:
 
 def _rotated(
     turn: Callable[..., Any], q: Tensor, k: Tensor, fitted: _Fitted, dtype: torch.dtype, keeps_order: bool
-) -> tuple[Tensor, Tensor]:
+) -> list[Tensor]:
     """Rotated copies of q and k in *dtype*, with the memory layout of the reference's results."""
     # Liger rotates in place if the memory is (batch, sequence, heads, head_dim).
     copies = [
         _tokens_first(x, fitted.heads).to(dtype, copy=True, memory_format=torch.contiguous_format) for x in (q, k)
     ]
     launch(turn, q, *(copy.transpose(1, 2) for copy in copies), *(fitted.cos, fitted.sin), rotary_dim=fitted.width)
-    return _as_in(q, _tokens_first(copies[0], fitted.heads), keeps_order), _as_in(
-        k, _tokens_first(copies[1], fitted.heads), keeps_order
-    )
+    rotated = zip((q, k), copies, strict=True)
+    return [unseen_as_view(_as_in(x, _tokens_first(y, fitted.heads), keeps_order)) for x, y in rotated]
 
 
 def _tokens_first(x: Tensor, heads: int) -> Tensor:
@@ -165,34 +166,24 @@ def _as_in(x: Tensor, y: Tensor, keeps_order: bool) -> Tensor:
     return y if y.stride() == strides else torch.empty_like(x, dtype=y.dtype, memory_format=like).copy_(y)
 
 
-class _Rotation(torch.autograd.Function):
-    """A rotation, whose gradient is a rotation of the gradient. Liger's own function overwrites its inputs."""
+def _forward(form: _Form, xs: Sequence[Tensor], tables: Sequence[Tensor]) -> list[Tensor]:
+    (variant, width, heads), (cos, sin, *fitted) = form, tables
+    dtype = reference.result_dtype(variant, xs[0], xs[0], cos, sin)
+    return _rotated(rope_forward, *xs, _Fitted(*fitted, width, heads), dtype, variant.keeps_order)
 
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, variant: Variant, fitted: _Fitted
-    ) -> tuple[Tensor, Tensor]:
-        ctx.variant, ctx.width, ctx.heads = variant, fitted.width, fitted.heads
-        ctx.dtype, ctx.shapes = q.dtype, (q.shape, k.shape)
-        ctx.save_for_backward(cos, sin, fitted.cos, fitted.sin)
-        of_q, of_k = _rotated(
-            rope_forward, q, k, fitted, reference.result_dtype(variant, q, q, cos, sin), variant.keeps_order
-        )
-        return unseen_as_view(of_q), unseen_as_view(of_k)
 
-    @staticmethod
-    def backward(ctx: Any, dq: Tensor, dk: Tensor) -> tuple[Tensor | None, ...]:
-        cos, sin, *tables = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:2]
-        if differentiated_again() or not transparent(dq, dk, cos):
-            # A rotation is linear in q and k: its gradient does not depend on their values.
-            q, k = (cos.new_zeros(shape, dtype=ctx.dtype) for shape in ctx.shapes)
-            variant = ctx.variant
-            gradients = vjp(lambda q, k: reference.compute(variant, q, k, cos, sin), (q, k), wanted, (dq, dk))
-        else:
-            fitted = _Fitted(tables[0], tables[1], ctx.width, ctx.heads)
-            turned = _rotated(rope_backward, dq, dk, fitted, dq.dtype, ctx.variant.keeps_order)
-            gradients = [
-                gradient.to(ctx.dtype) if need else None for gradient, need in zip(turned, wanted, strict=True)
-            ]
-        return *gradients, None, None, None, None
+def _backward(
+    form: _Form, grads: Sequence[Tensor | None], tables: Sequence[Tensor], dtypes: Sequence[torch.dtype]
+) -> list[Tensor]:
+    """The gradient of a rotation is a rotation of the gradient. Liger takes two, so a single one is given twice."""
+    wanted = [grad for grad in grads if grad is not None]
+    fitted = _Fitted(*tables[2:], *form[1:])
+    turned = _rotated(rope_backward, wanted[0], wanted[-1], fitted, wanted[0].dtype, form[0].keeps_order)
+    return [gradient.to(dtypes[0]) for gradient in turned[: len(wanted)]]
+
+
+def _formula(form: _Form, xs: Sequence[Tensor], tables: Sequence[Tensor]) -> list[Tensor]:
+    return [y for y in reference.compute(form[0], *xs, *tables[:2]) if y is not None]
+
+
+_rotate = differentiable_linear(_forward, _backward, _formula)

@@ -141,7 +141,8 @@ def serve(model: nn.Module, manager: KernelManager, **options: Any) -> list[Head
         for value in [place.value for place in places]:
             head = _put_by(value)[0]
             if head is None:
-                device = torch.device(options.get("device") or next(module.parameters()).device)
+                some = next(iter([*module.parameters(), *model.parameters()]), torch.empty(0, device="cpu"))
+                device = torch.device(options.get("device") or some.device)
                 head = _made(path, module, _function(value), barred, device.type, kernels, every_size=every)
                 if head is None:
                     continue

@@ -35,10 +35,13 @@ class Runs:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Turn autocast on as it was when the user asked, because a plan is made without autocast."""
+        """Turn autocast on as it was when the user asked, because a plan is made without autocast.
+
+        Casts of weights are not kept: the user's autocast would use them later, and a step of training makes them once.
+        """
         with contextlib.ExitStack() as stack:
             for device_type, dtype in self.autocast.items():
-                stack.enter_context(torch.autocast(device_type, dtype, enabled=dtype is not None))
+                stack.enter_context(torch.autocast(device_type, dtype, enabled=dtype is not None, cache_enabled=False))
             yield
 
 

@@ -46,7 +46,7 @@ class NpuSegment(Segment):
         """
         shape, system = system.shape, system.flatten(0, 1)
         first, *others = _below_blocks(self.chunk, system.device)
-        inverse = torch.eye(self.chunk, device=system.device) - system * first
+        inverse = torch.eye(self.chunk, dtype=system.dtype, device=system.device) - system * first
         for below in others:
             inverse = torch.baddbmm(inverse, torch.bmm(inverse, system * below), inverse, alpha=-1)
         return inverse.view(shape)

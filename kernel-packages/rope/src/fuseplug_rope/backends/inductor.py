@@ -30,7 +30,10 @@ def compute(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Ten
     constants = [
         (variant.name, variant.width_rotated(cos), reference.result_dtype(variant, x, q, cos, sin)) for x in xs
     ]
-    q_out, *k_out = _fused(constants, xs, (cos, sin), keep_order=variant.keeps_order)
+    results = _fused(constants, xs, (cos, sin), keep_order=variant.keeps_order)
+    if variant.keeps_order:
+        results = [_lying_as(x, y) for x, y in zip(xs, results, strict=True)]
+    q_out, *k_out = results
     return q_out, k_out[0] if k_out else None
 
 
@@ -45,6 +48,16 @@ def _is_one_rotation(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor,
     if not alike or q.dim() == 1 or cos.shape[-1] % 2 or cos.shape != sin.shape:
         return False
     return _broadcasts(cos, q) and (k is None or _broadcasts(cos, k))
+
+
+def _lying_as(x: Tensor, y: Tensor) -> Tensor:
+    """*y* in the memory order of *x*. The program gives all results the order of q, with rows in one piece."""
+    if y.stride() == x.stride():
+        return y
+    of_original = torch.empty_like(x, device="meta").stride()
+    # The stride of a dimension of one element means nothing.
+    lies = all(size == 1 or ours == its for size, ours, its in zip(x.shape, y.stride(), of_original, strict=True))
+    return y if lies else torch.empty_like(x, dtype=y.dtype).copy_(y)
 
 
 def _broadcasts(table: Tensor, x: Tensor) -> bool:

@@ -103,7 +103,7 @@ def _backward(
         for sequences, segments in _parts(segment, inputs.x):
             for tokens in reversed(segments):
                 some = segment(step, _of_part(inputs, sequences, tokens), before.dtype)
-                some.before = before[_chunks(tokens), sequences].view(len(some.x), -1, some.states)
+                some.before = before[_chunks(tokens), sequences].reshape(len(some.x), -1, some.states)
                 of_part, of_states[sequences] = some.gradients(of_result[sequences, tokens], of_states[sequences])
                 for name in wanted:
                     if name in _BY_TOKEN:
@@ -121,13 +121,13 @@ def _step(step: Step, dtype: torch.dtype, inputs: Inputs, state: Tensor | None) 
     x, dt, B, C = (tensor.to(dtype) for tensor in (inputs.x, inputs.dt, inputs.B, inputs.C))
     (batch, _, groups, states), shape = B.shape, (len(x), *x.shape[2:], B.shape[3])
     dt = step.size(dt if inputs.dt_bias is None else dt + inputs.dt_bias)
-    written = (x * dt.unsqueeze(-1)).view(batch * groups, -1, 1)
+    written = (x * dt.unsqueeze(-1)).reshape(batch * groups, -1, 1)
     B, C = (tensor.reshape(batch * groups, 1, states) for tensor in (B, C))
     if state is None:
         last = written * B
     else:
         decays = (dt * inputs.A).exp_().view(*shape[:2], 1, 1)
-        last = (state * decays).view(batch * groups, -1, states).addcmul_(written, B)
+        last = (state * decays).reshape(batch * groups, -1, states).addcmul_(written, B)
     # torch.bmm is slower if its right operand has a single column.
     y = torch.bmm(C, last.mT).view(x.shape)
     return y if inputs.D is None else y.addcmul_(x, inputs.D.to(dtype).unsqueeze(-1)), last.view(shape)

@@ -41,7 +41,8 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
     if norming.variant.is_cast(x) or not _serves(norming.group_size or x.shape[-1], x, weight, gate):
         return by_reference(reference.compute, norming, x, weight, gate)
     y: Tensor = _fused(norming, x, weight, gate)
-    return y
+    # A row of y is one piece. If that of x is not, a caller may view the result in a shape that only x allows.
+    return y if x.stride(-1) == 1 else torch.empty_like(x, dtype=y.dtype).copy_(y)
 
 
 rms_norm = computed_by(compute, reference.rms_norm)
@@ -52,11 +53,12 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """`fuseplug_rmsnorm.reference.add_rms_norm` on a GPU, in one launch: the same arguments, results and errors.
 
-    Where the reference would compute `rms_norm`, and where *residual* has another dtype than *x*, this function adds
-    and calls `rms_norm`.
+    Where the reference would compute `rms_norm`, where *residual* has another dtype than *x*, and where a row of *x* is
+    not one piece of memory, this function adds and calls `rms_norm`.
     """
     row = reference.check_sum(x, residual, weight, variant)
-    if row.is_cast(x) or residual.dtype is not x.dtype or not _serves(x.shape[-1], x, residual, weight):
+    alike = residual.dtype is x.dtype and x.stride(-1) == 1
+    if row.is_cast(x) or not (alike and _serves(x.shape[-1], x, residual, weight)):
         return reference.add_rms_norm(x, residual, weight, eps, variant=variant, norm=rms_norm)
     if recording(x, residual, weight):
         y, total = _AddRMSNorm.apply(x, residual, weight, eps, variant)  # type: ignore[no-untyped-call]

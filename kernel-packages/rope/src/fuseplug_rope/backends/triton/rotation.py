@@ -31,9 +31,9 @@ def compute(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Ten
     of tables, and of gradients, are those of the reference.
 
     The reference computes calls that the launch does not serve: dtypes other than float16, bfloat16 and float32;
-    tensors that are empty, or have more than four dimensions; a k that differs from q in more than the number of heads
-    and the width; tables that have a row for everything, or that would enlarge the result; an odd number of elements to
-    rotate.
+    tensors that are empty, or have more than four dimensions; rows that are not one piece of memory, if results keep
+    the memory order; a k that differs from q in more than the number of heads and the width; tables that have a row for
+    everything, or that would enlarge the result; an odd number of elements to rotate.
     """
     if not _is_served(variant, q, k, cos, sin):
         return by_reference(reference.compute, variant, q, k, cos, sin)
@@ -76,6 +76,7 @@ def _is_served(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: 
         transparent(q, k, cos, sin)
         and have_model_dtypes(q, k, cos, sin)
         and variant.width_rotated(cos) % 2 == 0
+        and (not variant.keeps_order or q.stride(-1) == (1 if k is None else k.stride(-1)) == 1)
         and (offsets_fit(cos, 1) and offsets_fit(sin, 1))
         and bool(dims(q.shape, q.shape if k is None else k.shape, cos.shape, sin.shape))
         # A backward that takes the gradients of a formula cannot be traced.
