@@ -40,8 +40,8 @@ def is_traced() -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether a transform of `torch.func` is at work, outside of ``torch.compile``."""
-    return not torch.compiler.is_compiling() and peek_interpreter_stack() is not None
+    """Whether `torch.func` or forward-mode differentiation is at work, outside of ``torch.compile``."""
+    return not torch.compiler.is_compiling() and (peek_interpreter_stack() is not None or in_forward_mode())
 
 
 def is_watched() -> bool:
