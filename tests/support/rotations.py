@@ -91,6 +91,8 @@ RARE = {
         seen(heads_first, lambda t: t.expand(2, 3, -1, -1)),
         {"heads": (3, 3)},
     ),
+    "other signs in memory": (HALF, seen(lambda x: torch._neg_view(heads_first(x)), torch._neg_view), {}),
+    "other signs of the tables": (HALF, seen(heads_first, lambda t: torch.complex(t, t).conj().imag), {}),
     "tables of two shapes": (HALF, lambda q, k, cos, sin: (heads_first(q), heads_first(k), cos, sin[0]), {}),
 }
 """Calls that a kernel may leave to the reference: a variant, views of the leaves, and arguments of `tensors`."""

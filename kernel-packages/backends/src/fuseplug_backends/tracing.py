@@ -84,14 +84,15 @@ def transparent(*tensors: Tensor | None) -> bool:
 
     Kernels read the memory of plain tensors on one device. ``torch.jit.trace``, functorch transforms and forward-mode
     differentiation need to see the operations; subclasses such as DTensor bring operations of their own. For these, and
-    for a batch of gradients as ``is_grads_batched=True`` makes it, the caller uses its reference.
+    for a batch of gradients as ``is_grads_batched=True`` makes it, the caller uses its reference. So it does for a
+    tensor such as ``z.conj().imag``, whose memory has other signs.
     """
     tracing = torch.compiler.is_compiling()
     device = None
     for tensor in tensors:  # a generator would take the host longer than all the rest
         if tensor is None:
             continue
-        if not (tracing or (type(tensor) in _READABLE and not is_batch_of_gradients(tensor))):
+        if not (tracing or (type(tensor) in _READABLE and not (is_batch_of_gradients(tensor) or tensor.is_neg()))):
             return False
         if device is None:
             device = tensor.device

@@ -173,13 +173,15 @@ def plain(*tensors: Tensor | None) -> bool:
     """Whether *tensors* can be handed to a compiled program, here and now.
 
     Tracers, functorch transforms, forward-mode differentiation and dispatch modes need to see the operations;
-    subclasses (DTensor, fake tensors) bring operations of their own, and so does a batch of gradients.
+    subclasses (DTensor, fake tensors) bring operations of their own, and so does a batch of gradients. The memory of a
+    tensor such as ``z.conj().imag`` has other signs.
     """
-    watched = is_watched()  # first, because Dynamo does not trace `is_batch_of_gradients`
+    if is_watched():  # first, because Dynamo does not trace `is_batch_of_gradients`
+        return False
     for t in tensors:
-        if t is not None and (watched or type(t) not in (Tensor, torch.nn.Parameter) or is_batch_of_gradients(t)):
+        if t is not None and (type(t) not in (Tensor, torch.nn.Parameter) or is_batch_of_gradients(t) or t.is_neg()):
             return False
-    return not watched
+    return True
 
 
 def plain_floating(*tensors: Tensor | None) -> bool:
