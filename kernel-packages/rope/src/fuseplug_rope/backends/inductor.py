@@ -24,16 +24,13 @@ def compute(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Ten
     as a rule nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers, the reference
     computes it, so that the compiler around it can fuse further.
     """
-    if not (_is_one_rotation(variant, q, k, cos, sin) and worth_compiling(q.shape, q, k, cos, sin)):
+    if not (worth_compiling(q.shape, q, k, cos, sin) and _is_one_rotation(variant, q, k, cos, sin)):
         return by_reference(reference.compute, variant, q, k, cos, sin)
     xs = (q,) if k is None else (q, k)
     constants = [
         (variant.name, variant.width_rotated(cos), reference.result_dtype(variant, x, q, cos, sin)) for x in xs
     ]
-    results = _fused(constants, xs, (cos, sin), keep_order=variant.keeps_order)
-    if variant.keeps_order:
-        results = [_lying_as(x, y) for x, y in zip(xs, results, strict=True)]
-    q_out, *k_out = results
+    q_out, *k_out = _fused(constants, xs, (cos, sin), keep_order=variant.keeps_order)
     return q_out, k_out[0] if k_out else None
 
 
@@ -47,17 +44,15 @@ def _is_one_rotation(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor,
     alike = k is None or (k.dim() == q.dim() and k.numel() > 0)
     if not alike or q.dim() == 1 or cos.shape[-1] % 2 or cos.shape != sin.shape:
         return False
+    if variant.keeps_order and not _lie_alike(q, q if k is None else k):
+        return False
     return _broadcasts(cos, q) and (k is None or _broadcasts(cos, k))
 
 
-def _lying_as(x: Tensor, y: Tensor) -> Tensor:
-    """*y* in the memory order of *x*. The program gives all results the order of q, with rows in one piece."""
-    if y.stride() == x.stride():
-        return y
-    of_original = torch.empty_like(x, device="meta").stride()
-    # The stride of a dimension of one element means nothing.
-    lies = all(size == 1 or ours == its for size, ours, its in zip(x.shape, y.stride(), of_original, strict=True))
-    return y if lies else torch.empty_like(x, dtype=y.dtype).copy_(y)
+def _lie_alike(q: Tensor, k: Tensor) -> bool:
+    """Whether q and k have one memory order, with rows in one piece: the program gives it to both results."""
+    dims = [dim for dim in range(q.dim()) if q.shape[dim] > 1 and k.shape[dim] > 1]
+    return q.stride(-1) == k.stride(-1) == 1 and sorted(dims, key=q.stride) == sorted(dims, key=k.stride)
 
 
 def _broadcasts(table: Tensor, x: Tensor) -> bool:
