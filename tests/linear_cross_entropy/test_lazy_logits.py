@@ -68,6 +68,10 @@ NOTED = {
     "a mask of one dimension": lambda y: y[:, MASK[0]],
     "a mask of whole rows": lambda y: y[MASK[0, :2], :, :],
     "rows by number": lambda y: y[:, torch.tensor([3, 0, 3])],
+    "a row by a number in a tensor": lambda y: y[:, torch.tensor(1)],
+    "rows up to a number in a tensor": lambda y: y[:, torch.tensor(1) : torch.tensor(3), : torch.tensor(9)],
+    "a shape with a tensor": lambda y: y.view(torch.tensor(8), -1),
+    "a part from a number in a tensor": lambda y: y.narrow(1, torch.tensor(1), 2),
     "pairs of numbers": lambda y: y[torch.tensor([0, 1]), torch.tensor([2, 3])],
     "the first words": lambda y: y[..., :7],
     "words in between": lambda y: y[:, 1:, 2:-3],
@@ -266,6 +270,23 @@ def test_an_index_may_be_written_into_afterwards(keys):
     tensor.fill_(0)
     assert torch.equal(noted, want)
     tensor.copy_(before)
+
+
+def test_a_bound_may_be_written_into_afterwards():
+    inputs, start, parts = tensors(), torch.tensor(0), []
+    logits, _ = lazy(inputs)
+    for _ in range(2):
+        parts.append(logits[:, start : start + 2])
+        start += 2
+    assert torch.equal(torch.cat([part.exp() for part in parts], 1), functional.linear(*inputs).exp())
+
+
+@pytest.mark.parametrize("done", [lambda y: y.argmax(-1), lambda y: y.gather(-1, FIRST_WORD[:, :0])])
+def test_there_may_be_no_tokens(done):
+    inputs = [torch.randn(2, 0, HIDDEN, requires_grad=True), *tensors()[1:]]
+    logits, told = lazy(inputs)
+    assert torch.equal(done(logits), done(functional.linear(*inputs)))
+    assert told.why == []
 
 
 def test_a_tensor_of_another_kind_is_not_noted():

@@ -139,6 +139,15 @@ def test_a_use_after_an_input_was_freed_raises(inputs):
         scores.softmax(-1)
 
 
+def test_a_checkpoint_that_began_after_the_call_may_run_again_once_it_is_real(inputs):
+    want = gradients(linear(*inputs).sum().exp(), inputs)
+    scores = lazy(inputs)
+    result = checkpoint(lambda s: s.float().sum().exp(), scores, use_reentrant=False)
+    scores.detach()
+    assert all(map(torch.equal, gradients(result, inputs), want))
+    assert not ran
+
+
 class Adding(Scores):
     def foreseen(self, function, args, kwargs):
         return self.then(function, args, kwargs) if function is torch.add else NotImplemented

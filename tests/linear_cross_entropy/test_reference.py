@@ -186,6 +186,24 @@ def test_under_autocast_it_is_what_the_functions_of_torch_are_there(steps):
         assert torch.equal(ours, theirs)
 
 
+def test_autocast_leaves_float64_as_it_is():
+    hidden, weight, labels, bias = tensors()
+    expected = linear_cross_entropy(hidden, weight, labels, bias)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(linear_cross_entropy(hidden, weight, labels, bias), expected)
+
+
+def test_on_meta_it_has_a_shape():
+    hidden, weight, labels, _ = (each.to("meta") for each in tensors())
+    assert linear_cross_entropy(hidden, weight, labels, reduction="none").shape == labels.shape
+
+
+def test_hidden_states_may_have_no_width():
+    labels = torch.zeros(2, 3, dtype=torch.int64)
+    loss = linear_cross_entropy(torch.zeros(2, 3, 0), torch.zeros(WORDS, 0), labels)
+    torch.testing.assert_close(loss, torch.tensor(WORDS).log())
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 0), (2, 1, 3)])
 def test_any_number_of_tokens_in_any_rank(shape):
     hidden, weight, _, _ = tensors(shape=shape)

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from fuseplug_linear_cross_entropy.specimens import Causal
+
 FUSED = (1, {}, 0)
 ORIGINAL = (0, {}, 1)
 
@@ -141,6 +143,27 @@ def test_a_whole_model_may_be_checkpointed(kernel, reentrant, read):
     real = {"square": 1 if reentrant else 2} if read else {}
     # The first run of a reentrant checkpoint records no gradients, so the original computes it.
     assert_step(kernel, language_model, around_the_model(reentrant, read), (1, real, 1) if reentrant else (2, real, 0))
+
+
+class InPart(Causal):
+    """Its forward checkpoints what comes last: an activation, the head and the loss."""
+
+    def forward(self, input_ids, labels=None):
+        def last(embeddings):
+            return self.after(functional.silu(embeddings), labels)[0]
+
+        embeddings = self.embed_tokens(input_ids)
+        return checkpoint(last, embeddings, use_reentrant=False), embeddings
+
+
+def in_part():
+    torch.manual_seed(0)
+    return InPart()
+
+
+def test_a_model_may_checkpoint_its_head_and_its_loss(kernel):
+    # Its head runs again in the backward, where no kernel is in force.
+    assert_step(kernel, in_part, lambda model: step(model, **model.dummy_inputs), (0, {}, 2))
 
 
 def saved_on_cpu(model):

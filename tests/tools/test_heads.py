@@ -12,6 +12,7 @@ from support import trainer_head
 from support.losses import PlainKernel, ids, language_model
 from support.managers import manager_of
 from support.trainer_head import OUTPUTS, Scores, add_head, rewritten
+from torch.utils.checkpoint import checkpoint
 
 from fuseplug.fallback import by_reference
 from fuseplug_linear_cross_entropy import linear_cross_entropy as public
@@ -77,6 +78,18 @@ def test_under_autocast():
     for name, value in scored(model, dtype=torch.bfloat16).items():
         largest = true[name].float().abs().max().item()
         torch.testing.assert_close(value, true[name], rtol=0, atol=0.03 * largest, msg=name)
+    assert (head.counter.fused, head.counter.original) == (1, 0)
+
+
+def test_its_first_call_may_be_checkpointed():
+    model = language_model()
+    add_head(model)
+    head = served(model)
+
+    def total(embeddings):
+        return model(inputs_embeds=embeddings, labels=ids(), scored=True)["log_probs"].sum()
+
+    checkpoint(total, model.get_input_embeddings()(ids()), use_reentrant=False).backward()
     assert (head.counter.fused, head.counter.original) == (1, 0)
 
 
@@ -242,6 +255,9 @@ def split(weight):
         (call()[:4], "it is called in a way that was not tried"),
         (call(temperature=0.0), "temperature, scale and cap are"),
         (call(cap=torch.tensor(3.0)), "temperature, scale and cap are"),
+        (call(targets=torch.arange(6) - 100), "a target is no word"),
+        (call(targets=torch.arange(6) + 35), "a target is no word"),
+        (call(targets=torch.arange(6, dtype=torch.int32)), "a target is no word, or not in int64"),
         (call(dtype=torch.float64), "a dtype in which no model runs"),
         (call(weight=torch.randn(40, 8).as_subclass(type("Other", (torch.Tensor,), {}))), "a tensor is of a subclass"),
         (call(weight=split(torch.randn(40, 8))), "DeepSpeed has split the weight"),

@@ -251,7 +251,7 @@ def linear_cross_entropy(
     loss = Loss(tuple(Step(*step) for step in steps), ignore_index, reduction, smoothing, names)
     loss, hidden, weight, bias, alone = _as_called(loss, hidden, weight, labels, bias)
     with alone:
-        result = compute(loss, hidden.reshape(-1, hidden.shape[-1]), weight, labels.reshape(-1), bias)
+        result = compute(loss, hidden.reshape(labels.numel(), hidden.shape[-1]), weight, labels.reshape(-1), bias)
     if not isinstance(result, Tensor):
         logprob, values = result
         by_name = {name: value.reshape(labels.shape) for name, value in values.items()}
@@ -298,7 +298,7 @@ def linear_logprob(
     loss = Loss(tuple(Step(*step) for step in steps), ignore_index, "none", 0.0, statistics=names)
     loss, hidden, weight, bias, alone = _as_called(loss, hidden, weight, labels, bias)
     with alone:
-        flat = hidden.reshape(-1, hidden.shape[-1])
+        flat = hidden.reshape(labels.numel(), hidden.shape[-1])
         logprob, values = compute(loss, flat, weight, labels.reshape(-1), bias)
     return LogProbs(logprob.reshape(labels.shape), values["entropy"].reshape(labels.shape) if entropy else None)
 
@@ -317,10 +317,10 @@ def _as_called(
     """The arguments as autocast changes them, and a context without autocast for the computation."""
     kind = hidden.device.type
     alone: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)  # which autocast does not give to float64
+        hidden, weight = (t if t.dtype is torch.float64 else t.to(dtype) for t in (hidden, weight))
+        bias = bias if bias is None or bias.dtype is torch.float64 else bias.to(dtype)
         # F.cross_entropy is computed in float32 under autocast.
         loss = loss._replace(steps=(*loss.steps, FLOAT))
         alone = torch.autocast(kind, enabled=False)

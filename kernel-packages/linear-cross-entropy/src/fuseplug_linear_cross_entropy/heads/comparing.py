@@ -148,6 +148,10 @@ def _values(score: Score, call: HeadCall, autocast: torch.dtype | None, *, entro
 
 @contextlib.contextmanager
 def undisturbed(device_type: str) -> Iterator[None]:
-    """Turn gradients on and autocast off, whatever the caller has set. Specimens are made and tried inside."""
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device_type, enabled=False):
+    """Turn gradients on and autocast off, whatever the caller has set. Specimens are made and tried inside.
+
+    Checkpointing around the caller does not see what they save, because its second run tries no specimens.
+    """
+    saved = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor)
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device_type, enabled=False), saved:
         yield

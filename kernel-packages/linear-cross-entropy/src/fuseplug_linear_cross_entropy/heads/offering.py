@@ -167,6 +167,9 @@ def _unusual(call: HeadCall) -> str:
         return "DeepSpeed has split the weight"
     if not all(tensor.dtype in MODEL_DTYPES for tensor in tensors[:-1]) or not all(map(Tensor.numel, tensors)):
         return "a tensor is empty, or has a dtype in which no model runs"
+    no_word = call.targets.is_cpu and ((call.targets < 0) | (call.targets >= len(call.weight))).any()
+    if call.targets.dtype is not torch.int64 or no_word:
+        return "a target is no word, or not in int64"
     cap = call.final_logit_softcapping
     numbers = (call.temperature, call.logit_scale, 1.0 if cap is None else cap)
     if not all(type(number) in (int, float) and math.isfinite(number) and number for number in numbers):

@@ -176,6 +176,7 @@ class Family:
         members: The lazy tensors, in the order in which they were made.
         lock: Held by the thread that makes them real.
         told: Is told when they become real.
+        hooked: Whether the tensors that the call saved for a backward were seen by hooks.
     """
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
@@ -183,6 +184,7 @@ class Family:
         self.members: list[weakref.ref[Recorded]] = []
         self.lock = threading.RLock()
         self.told: Realised | None = None
+        self.hooked = saves_are_hooked()
         read_before_steps(self)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -255,7 +257,7 @@ def as_in_forward() -> Iterator[None]:
     inside it. It would miss these when it runs the same code again, because the lazy tensor is real by then.
     """
     hooks: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-    if _saves_are_hooked():
+    if saves_are_hooked():
         hooks = saved_tensors_hooks(Tensor.detach, lambda tensor: tensor)
     with (
         DisableTorchFunctionSubclass(),
@@ -269,7 +271,7 @@ def as_in_forward() -> Iterator[None]:
         yield
 
 
-def _saves_are_hooked() -> bool:
+def saves_are_hooked() -> bool:
     """Whether hooks, such as those of `torch.utils.checkpoint`, now see the tensors that are saved for a backward."""
     try:
         with disable_saved_tensors_hooks("Nothing is saved here."):

@@ -22,7 +22,7 @@ from ..torch_private import (
 from .functions import ABOUT, BASE, CONVERSIONS, COPIES, DEVICE, GRAD_FN, asks_for_gradient, name_of
 from .gradients import Answer, NoNode, hooked, never_computed
 from .nested import leaves, mapped
-from .records import Family, Make, Realised, Record, Recorded, Standing, under
+from .records import Family, Make, Realised, Record, Recorded, Standing, saves_are_hooked, under
 
 if TYPE_CHECKING:
     from typing import Self
@@ -222,7 +222,8 @@ class LazyTensor(Recorded):
         if record.answered and function in (GRAD_FN, Tensor.register_hook):
             layout = record.layout
             return NoNode(layout) if function == GRAD_FN else hooked(record.hooks, layout, *args[1:], **kwargs)
-        if is_watched() or not self._record.recorded:
+        # A checkpoint that began after the call may run again when the values are known, and would then save less.
+        if is_watched() or not record.recorded or (not record.family.hooked and saves_are_hooked()):
             return NotImplemented
         if not torch.is_grad_enabled():
             passed_on = function in COPIES and len(args) == 1 and not kwargs and not is_fwd_grad_enabled()

@@ -64,11 +64,11 @@ class LazyLogits(LazyRows):
         if function in _ADDING:
             bias = _added(self, args, kwargs)
             return NotImplemented if bias is None else self.then(function, args, kwargs, logits=bias)
-        if function is Tensor.__getitem__ and not kwargs:
-            cut = self._cut(logits, args[1])
-            if cut is not None:
-                return self.then(function, args, kwargs, logits=cut)
         return self.rearranged(function, args[1:], kwargs)
+
+    def _chosen(self, key: Any) -> Any:
+        cut = self._cut(self.facts["logits"], key)
+        return super()._chosen(key) if cut is None else self.then(Tensor.__getitem__, (self, key), {}, logits=cut)
 
     def _cut(self, logits: Logits, key: Any) -> Logits | None:
         """The logits of ``self[key]``, if the key takes the same range of each row; else ``None``."""

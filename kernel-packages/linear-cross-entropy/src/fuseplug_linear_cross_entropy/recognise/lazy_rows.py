@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fuseplug import Compute
 from fuseplug_linear_cross_entropy.lazy_tensor import LazyTensor
+from fuseplug_linear_cross_entropy.lazy_tensor.nested import mapped
 
 from ..reference import FLOAT, Reduction, Step, logits_of
 
@@ -81,7 +83,7 @@ class Logits:
         """The input of the head for each row, ``(..., hidden)``."""
         count = self.hidden.shape[0]
         if self.rows.numel() == count and torch.equal(self.rows.flatten(), torch.arange(count, device="cpu")):
-            return self.hidden.view(*self.rows.shape, -1)
+            return self.hidden.view(*self.rows.shape, self.hidden.shape[1])
         # A copy of the input of the head is small beside the logits.
         return self.hidden[self.rows.to(self.hidden.device)]
 
@@ -162,6 +164,7 @@ class LazyRows(LazyTensor):
 
     def rearranged(self, function: Any, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """``function(self, *rest, **kwargs)``, if whole rows are copied, moved or chosen; or ``NotImplemented``."""
+        rest, kwargs = mapped(_settled, tuple(rest)), mapped(_settled, dict(kwargs))
         as_it_is = function is Tensor.to and rest == (self.dtype,)
         if as_it_is or (function in _COPIES and not rest and not kwargs):
             return self.then(function, (self, *rest), kwargs)
@@ -222,6 +225,15 @@ _MOVES = frozenset(
 )
 _CUTS = frozenset({Tensor.split, torch.split, Tensor.chunk, torch.chunk, Tensor.unbind, torch.unbind})
 _REGROUPS = frozenset({Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten})
+
+
+def _settled(value: Any) -> Any:
+    """A number for a tensor that stands for one, also in a slice, because somebody may write into the tensor later."""
+    if isinstance(value, slice):
+        bounds = (value.start, value.stop, value.step)
+        return slice(*[None if bound is None else operator.index(bound) for bound in bounds])
+    is_number = type(value) is Tensor and value.dim() == 0 and value.dtype in (torch.int64, torch.int32)
+    return int(value) if is_number else value
 
 
 def moved_rows(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -16,6 +17,7 @@ from torch.nn import functional
 from fuseplug import Adapter, Compute, Consent, Example, Proposal, Rejection, Scope, Site, Target
 from fuseplug.reading import names
 from fuseplug_backends.dtypes import MODEL_DTYPES
+from fuseplug_linear_cross_entropy.lazy_tensor.records import saves_are_hooked
 
 from .lazy_logits import LazyLogits, lazy_linear
 
@@ -47,6 +49,9 @@ class HeadAdapter(Adapter):
         checked = self.checked
 
         def forward(module: Any, input: Tensor) -> Any:  # noqa: A002 - nn.Linear's own name
+            # A checkpoint in the model's forward calls the original later, outside the scope, and must save the same.
+            if saves_are_hooked() and not _outside.hooked:
+                return NotImplemented
             return lazy_linear(compute, input, module.weight, module.bias, checked)
 
         return forward
@@ -127,8 +132,18 @@ _RARE: dict[str, Callable[[nn.Module, int], bool]] = {"capped": _may_cap, "added
 """Uses of logits that only some models have. Kernels are checked on them, and serve them, if a model may have them."""
 
 
+class _Outside(threading.local):
+    """Whether the tensors that this thread saved for a backward were seen by hooks when it last called a model."""
+
+    hooked = False
+
+
+_outside = _Outside()
+
+
 def in_training(module: nn.Module, arguments: Mapping[str, Any]) -> bool:
     """Whether a call belongs to training: it has labels, or the model is in training mode."""
+    _outside.hooked = saves_are_hooked()
     return module.training or any(arguments.get(name) is not None for name in LABELS)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -59,20 +60,8 @@ def _gradients(hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequ
     return gradient_sums(hidden, weight, bias, wanted, _rows(hidden, weight, of_weight=wanted[1]))
 
 
-def _measure_results(
-    hidden: Tensor,
-    weight: Tensor,
-    _labels: Tensor,
-    _bias: Tensor | None,
-    _ignore_index: int,
-    _picked: float,
-    _spread: float,
-    _inner: float,
-    _outer: float,
-    _capped: bool,
-    asked: Sequence[bool],
-    keep: bool,
-) -> list[Tensor]:
+def _measure_results(hidden: Tensor, weight: Tensor, *arguments: Any) -> list[Tensor]:
+    asked, keep = arguments[-2:]
     numbers = [_numbers(hidden) for _ in range(2 + sum(asked))]
     return [*numbers, _logits(hidden, weight, hidden.shape[0])] if keep else numbers
 
@@ -153,18 +142,13 @@ def differentiate(
     of_square: Tensor | None,
     lse: Tensor,
     kept: Tensor | None,
-    ignore_index: int,
-    picked: float,
-    spread: float,
-    inner: float,
-    outer: float,
-    capped: bool,
-    wanted: Sequence[bool],
+    *arguments: Any,
 ) -> None:
-    """The *wanted* gradients of hidden, weight and bias, in the memory of `gradient_sums`.
+    """The wanted gradients of hidden, weight and bias, in the memory of `gradient_sums`.
 
     *entropy*, *lse* and *kept* are results of `measure`.
     """
+    *terms, wanted = arguments
     gradients = Gradients(results, wanted, hidden, weight)
     rows = len(hidden) if kept is not None else _rows(hidden, weight, of_weight=wanted[1])
     buffer = _logits(hidden, weight, rows)
@@ -186,12 +170,7 @@ def differentiate(
             0 if of_entropy is None else of_entropy.stride(0),
             0 if of_mean is None else of_mean.stride(0),
             *sizes,
-            ignore_index,
-            picked,
-            spread,
-            inner,
-            outer,
-            capped,
+            *terms,
             **constants,
         )
         gradients.add(at, of_logits)
