@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuseplug_linear_cross_entropy.recognise.lazy_logits import LazyLogits, lazy_linear
+from fuseplug_linear_cross_entropy.recognise.lazy_rows import moved_rows
 from fuseplug_linear_cross_entropy.reference import linear_cross_entropy
 
 HIDDEN, VOCABULARY = 8, 13
@@ -279,6 +281,28 @@ def test_a_bound_may_be_written_into_afterwards():
         parts.append(logits[:, start : start + 2])
         start += 2
     assert torch.equal(torch.cat([part.exp() for part in parts], 1), functional.linear(*inputs).exp())
+
+
+class Making(TorchDispatchMode):
+    """Notes the bytes behind each result."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.sizes.append(0 if result.is_meta else result.untyped_storage().nbytes())
+        return result
+
+
+@pytest.mark.parametrize(("function", "shape"), [(Tensor.flatten, ()), (torch.flatten, (1,)), (Tensor.reshape, (-1,))])
+def test_nothing_of_the_size_of_the_logits_is_made_to_see_what_moves(function, shape):
+    rows = torch.arange(8).view(2, 4)
+    with Making() as made:
+        assert moved_rows(rows, VOCABULARY, function, shape, {}) is None
+        assert moved_rows(rows, VOCABULARY, Tensor.flatten, (0, 1), {}).shape == (8,)
+    assert 0 < max(made.sizes) <= rows.untyped_storage().nbytes()
 
 
 @pytest.mark.parametrize("done", [lambda y: y.argmax(-1), lambda y: y.gather(-1, FIRST_WORD[:, :0])])

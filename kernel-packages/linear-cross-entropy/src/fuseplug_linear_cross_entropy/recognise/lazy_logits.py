@@ -73,7 +73,7 @@ class LazyLogits(LazyRows):
     def _cut(self, logits: Logits, key: Any) -> Logits | None:
         """The logits of ``self[key]``, if the key takes the same range of each row; else ``None``."""
         keys = key if isinstance(key, tuple) else (key,)
-        if any(isinstance(item, Tensor) for item in keys):
+        if any(isinstance(item, Tensor | list) for item in keys):
             return None
         columns = _columns(keys, self)
         if columns is None:

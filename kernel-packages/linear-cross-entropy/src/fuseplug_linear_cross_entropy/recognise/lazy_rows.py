@@ -249,9 +249,10 @@ def moved_rows(
         return None
     spread = _spread(rows, vocabulary)
     try:
-        # A reshape must be a view: a copy would have the size of the logits.
-        done = spread.view if function in (Tensor.reshape, torch.reshape) else None
-        moved: Tensor = done(*rest, **kwargs) if done is not None else function(spread, *rest, **kwargs)
+        if function in _REGROUPS:
+            # By a view, because a copy would have the size of the logits.
+            rest, kwargs, function = (function(spread.to("meta"), *rest, **kwargs).shape,), {}, Tensor.view
+        moved: Tensor = function(spread, *rest, **kwargs)
     except (RuntimeError, TypeError, IndexError, ValueError):
         return None  # The real logits say what is wrong.
     return moved[..., 0] if _is_whole(moved, vocabulary) else None

@@ -50,7 +50,7 @@ class HeadAdapter(Adapter):
 
         def forward(module: Any, input: Tensor) -> Any:  # noqa: A002 - nn.Linear's own name
             # A checkpoint in the model's forward calls the original later, outside the scope, and must save the same.
-            if saves_are_hooked() and not _outside.hooked:
+            if saves_are_hooked() and not getattr(_outside, "hooked", False):
                 return NotImplemented
             return lazy_linear(compute, input, module.weight, module.bias, checked)
 
@@ -132,13 +132,8 @@ _RARE: dict[str, Callable[[nn.Module, int], bool]] = {"capped": _may_cap, "added
 """Uses of logits that only some models have. Kernels are checked on them, and serve them, if a model may have them."""
 
 
-class _Outside(threading.local):
-    """Whether the tensors that this thread saved for a backward were seen by hooks when it last called a model."""
-
-    hooked = False
-
-
-_outside = _Outside()
+_outside = threading.local()
+"""Its ``hooked`` is whether hooks saw what this thread saved for a backward, when it last called a model."""
 
 
 def in_training(module: nn.Module, arguments: Mapping[str, Any]) -> bool:
