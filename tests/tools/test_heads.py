@@ -232,12 +232,12 @@ def test_calls_are_the_functions_own_where_the_kernel_is_wrong(compute, why, cap
 
 def call(**changes):
     """The arguments of a call of the head's function."""
-    weight = changes.pop("weight", torch.randn(40, 8))
+    weight, bias = changes.pop("weight", torch.randn(40, 8)), changes.pop("bias", None)
     named = {"targets": torch.arange(6), "temperature": 1.0, "chunk_size": 16, "cap": None, "scale": 1.0, **changes}
     return (
         torch.randn(6, 8, dtype=changes.get("dtype", torch.float32)),
         weight,
-        None,
+        bias,
         *list(named.values())[:5],
         OUTPUTS,
     )
@@ -262,6 +262,7 @@ def split(weight):
         (call(weight=torch.randn(40, 8).as_subclass(type("Other", (torch.Tensor,), {}))), "a tensor is of a subclass"),
         (call(weight=split(torch.randn(40, 8))), "DeepSpeed has split the weight"),
         (call(weight=torch.randn(40, 8).half()), "float32 and float16: ValueError"),
+        (call(bias=torch.randn(40).bfloat16()), "float32 and bfloat16: ValueError"),
     ],
 )
 def test_which_calls_the_kernel_computes(arguments, why):

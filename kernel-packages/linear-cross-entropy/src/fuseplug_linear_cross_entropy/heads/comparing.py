@@ -27,8 +27,8 @@ class Kind(NamedTuple):
     Attributes:
         device_type: The type of the device that runs the call.
         hidden: The dtype of the hidden states.
-        weight: The dtype of weight and bias.
-        biased: Whether there is a bias.
+        weight: The dtype of the weight.
+        bias: The dtype of the bias; ``None`` if there is none.
         capped: Whether logits are capped.
         statistics: The names of the results that are wanted besides the log-probabilities.
         autocast: The dtype of autocast; ``None`` if autocast is off.
@@ -39,7 +39,7 @@ class Kind(NamedTuple):
     device_type: str
     hidden: torch.dtype
     weight: torch.dtype
-    biased: bool
+    bias: torch.dtype | None
     capped: bool
     statistics: tuple[str, ...]
     autocast: torch.dtype | None
@@ -78,7 +78,7 @@ class Specimen:
             return torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu")
 
         weight = (normal(kind.words, kind.width) * (2.0 / kind.width**0.5)).to(kind.weight)
-        bias = normal(kind.words).to(kind.weight) if kind.biased else None
+        bias = normal(kind.words).to(kind.bias) if kind.bias else None
         hidden = normal(tokens, kind.width).to(kind.hidden)
         targets = torch.arange(tokens, device="cpu") * 7919 % kind.words
         call = HeadCall(

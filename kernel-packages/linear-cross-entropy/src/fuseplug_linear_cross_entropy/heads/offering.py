@@ -144,8 +144,8 @@ def _unlike(function: Any) -> str:
     if name := unread(function):
         return f"uses {name}, which may do more than compute"
     cases = [
-        Kind("cpu", torch.float32, torch.float32, biased, capped, statistics, autocast=None, width=16, words=331)
-        for biased, capped, statistics in ((False, False, OUTPUTS), (True, True, OUTPUTS), (False, True, ()))
+        Kind("cpu", torch.float32, torch.float32, bias, capped, statistics, autocast=None, width=16, words=331)
+        for bias, capped, statistics in ((None, False, OUTPUTS), (torch.float32, True, OUTPUTS), (None, True, ()))
     ]
     try:
         with undisturbed("cpu"):
@@ -183,7 +183,7 @@ def _kind_of(call: HeadCall) -> Kind:
         device_type,
         call.hidden.dtype,
         call.weight.dtype,
-        call.bias is not None,
+        None if call.bias is None else call.bias.dtype,
         call.final_logit_softcapping is not None,
         call.statistics,
         torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None,
@@ -193,5 +193,5 @@ def _kind_of(call: HeadCall) -> Kind:
 
 
 def _said(kind: Kind) -> str:
-    dtypes = [kind.hidden, kind.weight, *([] if kind.autocast is None else [kind.autocast])]
+    dtypes = filter(None, (kind.hidden, kind.weight, kind.bias, kind.autocast))
     return " and ".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in dtypes))
