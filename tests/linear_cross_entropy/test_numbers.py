@@ -235,6 +235,19 @@ def test_the_backward_may_be_run_twice(backend, functions, dtype, form):
     torch.testing.assert_close(torch.autograd.grad(loss.sum() * 2, leaves), tuple(2 * t for t in before))
 
 
+@pytest.mark.parametrize("form", ["none", "log-probabilities", "statistics"])
+def test_results_may_be_written_into(backend, functions, form):
+    leaves = list(backend.on(tensors(), "hidden", "weight").values())
+
+    def halved(function):
+        results = function(*leaves)
+        for result in results if isinstance(results, tuple) else (results,):
+            result.mul_(0.5)
+        return torch.autograd.grad(total(results), leaves)
+
+    torch.testing.assert_close(*map(halved, functions(form)), rtol=1e-4, atol=1e-5)
+
+
 def test_gradients_add_up_in_the_weight_of_two_losses(backend, functions):
     ours, theirs = functions("mean")
     leaves = list(backend.on(tensors(), "hidden", "weight").values())

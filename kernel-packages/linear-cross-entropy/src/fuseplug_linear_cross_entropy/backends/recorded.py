@@ -196,8 +196,10 @@ def _measure(
     form: _Form, _: Sequence[bool], hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
 ) -> tuple[tuple[Tensor, ...], Sequence[Tensor]]:
     asked = [name in form.besides for name in BESIDES]
-    results = form.operations.measure(hidden, weight, labels, bias, *form.terms, asked, form.keep)
-    return tuple([_rounded(result, form.dtype) for result in results[: 1 + len(form.besides)]]), results[1:]
+    value, *kept = form.operations.measure(hidden, weight, labels, bias, *form.terms, asked, form.keep)
+    # Copies of what is kept, because the caller may write into results.
+    besides = [number.to(form.dtype, copy=True) for number in kept[: len(form.besides)]]
+    return (_rounded(value, form.dtype), *besides), kept
 
 
 def _differentiate(form: _Form, needs: Sequence[bool], *tensors: Any) -> list[Tensor]:
