@@ -140,6 +140,20 @@ def test_a_program_is_compiled_and_run_the_same_wherever_it_is_called_first(arou
     assert program.compilations == 1
 
 
+def test_a_tensor_on_another_device_is_an_error_and_not_read():
+    compiled = Compiled(lambda x, table: x * table)
+    compiled((), some(4, 8), some(8))
+    with pytest.raises(RuntimeError, match="device"):
+        compiled((), some(4, 8), some(8).to("meta"))
+
+
+def test_it_is_recorded_where_hooks_on_saved_tensors_are_forbidden():
+    x = some(4, 8).requires_grad_()
+    with torch.autograd.graph.disable_saved_tensors_hooks("forbidden"):
+        Compiled(lambda x: x.sigmoid())((), x).sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().sigmoid() * (1 - x.detach().sigmoid()))
+
+
 def test_what_a_program_writes_to_is_written_to():
     def function(z, x):
         z.copy_(z * x)

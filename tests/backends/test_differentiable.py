@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fuseplug_backends.triton import differentiable
+from fuseplug_backends.triton import differentiable, differentiable_linear
 
 
 @pytest.fixture
@@ -43,3 +43,28 @@ def test_a_second_derivative_is_that_of_the_formula(product, ran):
     (gradient,) = torch.autograd.grad(product(3, x, y), x, create_graph=True)
     assert (gradient, *torch.autograd.grad(gradient, x)) == (60.0, 60.0)
     assert ran == [(True, False)]
+
+
+class GivesNone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x + y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, None
+
+
+@pytest.mark.parametrize(("again", "of_table"), [(False, False), (True, False), (False, True)])
+def test_of_results_without_gradients_a_linear_function_gives_none(again, of_table):
+    x, y, table = (torch.tensor(value, requires_grad=True) for value in (2.0, 5.0, 3.0))
+    table.requires_grad_(of_table)
+    scaled = differentiable_linear(
+        lambda _, xs, tables: [x * tables[0] for x in xs],
+        lambda _, grads, tables, dtypes: [grad * tables[0] for grad in grads if grad is not None],
+        lambda _, xs, tables: [x * tables[0] for x in xs],
+    )
+    loss = GivesNone.apply(*scaled(None, [x, y], [table])) + x
+    wanted = [x, y, table][: 3 if of_table else 2]
+    gradients = torch.autograd.grad(loss, wanted, create_graph=again, allow_unused=True)
+    assert gradients == (1.0, None, None)[: len(wanted)]

@@ -155,12 +155,10 @@ def differentiable_linear(
     """
     rule = _Rule(forward, backward, formula, serves)
 
-    def function(form: Any, xs: Sequence[Tensor], tables: Sequence[Tensor]) -> Sequence[Tensor]:
+    def function(form: Any, xs: Sequence[Tensor], tables: Sequence[Tensor]) -> Any:
         if recording(*xs, *tables):
-            results: Sequence[Tensor] = _RecordedLinear.apply(rule, form, len(xs), *xs, *tables)  # type: ignore[no-untyped-call]
-        else:
-            results = forward(form, xs, tables)
-        return results
+            return _RecordedLinear.apply(rule, form, len(xs), *xs, *tables)  # type: ignore[no-untyped-call]
+        return forward(form, xs, tables)
 
     return function
 
@@ -216,6 +214,8 @@ def _by_formula(
         return [result for result, grad in zip(results, grads, strict=True) if grad is not None]
 
     upstream = [grad for grad in grads if grad is not None]
+    if not upstream:  # a backward may give none, and autograd calls the next one all the same
+        return [None for _ in needs]
     return vjp(formula, (*xs, *tables), needs, upstream, create_graph=differentiated_again())
 
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,15 +101,15 @@ class Compiled:
     ) -> tuple[bool, ...]:
         """Return for each of *tensors* whether PyTorch, running the formula, keeps the tensor itself for a backward."""
         key = (constants, needs, tuple([None if t is None else (t.dtype, t.shape[-1], t.dim() > 1) for t in tensors]))
-        kept = self._keeps.get(key)
-        if kept is None:
-            kept = self._keeps[key] = _keeps(self.formula, constants, tensors, needs)
-        return kept
+        if key not in self._keeps:
+            # In a thread of its own, because the caller's may forbid hooks on saved tensors.
+            self._keeps[key] = ThreadPoolExecutor(1).submit(_keeps, self.formula, constants, tensors, needs).result()
+        return self._keeps[key]
 
     def _run(self, constants: Constants, needs: tuple[bool, ...] | None, *tensors: Tensor | None) -> Sequence[Tensor]:
         # Lean, because between matmuls each access to a tensor takes a few of the call's hundred microseconds.
         rows = []
-        key: list[Hashable] = [constants, needs, tensors[0].device]  # type: ignore[union-attr]
+        key: list[Hashable] = [constants, needs]
         for t in tensors:
             if t is None:
                 key.append(None)
@@ -119,7 +120,7 @@ class Compiled:
             elif t.dim() > 2:
                 t = reinterpret_tensor(t, (t.numel() // width, width), (width, 1))
             rows.append(t)
-            key += (t.dtype, width, tight)
+            key += (t.dtype, t.device, width, tight)  # no program reads memory of another device
         program = self._programs.get(tuple(key))
         if program is None:
             present = [t is not None for t in tensors]
