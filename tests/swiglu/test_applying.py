@@ -35,3 +35,12 @@ def test_modules_are_fused_and_undone(backend, variant):
     assert all(parameter.grad is not None for parameter in model.parameters())
     applied.undo()
     assert torch.equal(model(x), before)
+
+
+def test_a_multiplier_that_is_made_learnable_gets_its_gradient(backend):
+    backend.module("swiglu")
+    model = Multiplied().to(backend.device)
+    assert backend.manager("swiglu").apply_all(model, verify=False).report.fused
+    model.gate_multiplier = nn.Parameter(torch.tensor(0.25, device=backend.device))
+    model(torch.randn(2, 3, model.gate_proj.in_features, device=backend.device)).square().sum().backward()
+    assert model.gate_multiplier.grad is not None
