@@ -250,6 +250,9 @@ def test_a_second_derivative_is_the_formula_s_or_refused(backend, moe, way):
 
 BEYOND = {
     "float64": wide(arguments()),
+    "float64, many experts": wide(arguments(tokens=30, experts=9, hidden=16, inner=8)),
+    "no choice": arguments(tokens=1)
+    | {"top_k_index": torch.zeros(1, 0, dtype=torch.int64), "top_k_weights": torch.zeros(1, 0)},
     "weights in float64": arguments() | {"top_k_weights": torch.rand(7, 2, dtype=torch.float64)},
     "no token": arguments(tokens=0),
     "down of another dtype": arguments() | {"down": torch.rand(5, 12, 6, dtype=torch.bfloat16)},

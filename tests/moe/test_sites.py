@@ -377,7 +377,23 @@ def with_another_activation(module):
     module.experts[2].act_fn = nn.Tanh()
 
 
-@pytest.mark.parametrize("change", first_quick([hooked, low_ranked, biased, with_another_activation]))
+def pruned(module):
+    w1, w2, w3 = (module.experts[2]._modules[name] for name in ("w1", "w2", "w3"))
+    w1.weight, w3.weight, w2.weight = (nn.Parameter(w) for w in (w1.weight[:5], w3.weight[:5], w2.weight[:, :5]))
+
+
+class Quantised(nn.Parameter):
+    """Stands for the tensors that quantizers put in the place of weights."""
+
+
+def quantised(module):
+    module.experts[2].w3.weight = Quantised(module.experts[2].w3.weight.detach())
+
+
+CHANGES = [hooked, low_ranked, biased, with_another_activation, pruned, quantised]
+
+
+@pytest.mark.parametrize("change", quick_if(CHANGES, [hooked, pruned]))
 def test_one_expert_that_changes_later_brings_the_original_back(manager, change):
     module = filled(block())
     with manager.apply_all(module, verify=False) as applied:
@@ -418,6 +434,15 @@ def test_one_expert_with_another_number_is_seen(manager, when):
         assert not applied.try_(X).not_reached
         module.experts[2].scale = 3.0
         assert [calls.original for calls in applied.try_(X).not_reached] == [1]
+
+
+def test_a_limit_that_is_made_learnable_gets_its_gradient(manager):
+    def learnable(module):
+        module.limit = nn.Parameter(torch.tensor(0.5))
+
+    module = filled(stacked_experts.ClampedExperts(4, 12, 7))
+    arguments = routed(module)
+    compared(manager, module, lambda module: module(*arguments), learnable)
 
 
 @pytest.mark.parametrize("shape", few_on("inductor", [(0, 5), (2, 0)]), ids=str)

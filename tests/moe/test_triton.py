@@ -177,9 +177,10 @@ class TestLimits:
             assert torch.equal(moe(**named), reference.moe(**named))
         assert not launched
 
-    def test_a_list_beside_a_stack_is_the_reference_s(self, device, launched):
+    @pytest.mark.parametrize("projection", ["up", "down"])
+    def test_a_list_beside_a_stack_is_the_reference_s(self, device, launched, projection):
         named = on(device, arguments(listed=True, **TINY))
-        named["up"] = torch.stack(named["up"]).detach()
+        named[projection] = torch.stack(named[projection]).detach()
         with torch.no_grad():
             assert torch.equal(moe(**named), reference.moe(**named))
         assert not launched

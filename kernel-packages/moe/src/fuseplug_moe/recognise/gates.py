@@ -41,17 +41,8 @@ def scalar_named(module: nn.Module, word: str) -> str | None:
     return next((name for name, value in vars(module).items() if word in name and type(value) in (int, float)), None)
 
 
-def says_how_many(module: nn.Module, experts: int) -> bool:
-    """Whether an attribute of *module* says that it has that many *experts*."""
-    return experts in _numbers_of_experts(module)
-
-
-def speaks_of_experts(module: nn.Module) -> bool:
-    """Whether an attribute of *module* says how many experts there are."""
-    return bool(_numbers_of_experts(module))
-
-
-def _numbers_of_experts(module: nn.Module) -> list[int]:
+def numbers_of_experts(module: nn.Module) -> list[int]:
+    """How many experts there are, as each attribute of *module* says that speaks of it."""
     return [value for name, value in vars(module).items() if "expert" in name and type(value) is int]
 
 

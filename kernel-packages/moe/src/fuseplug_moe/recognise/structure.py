@@ -7,7 +7,7 @@ from torch import nn
 from fuseplug import Proposal, Rejection, Site
 
 from . import flat_weights, listed_blocks, routed_blocks, stacked_experts
-from .gates import says_how_many
+from .gates import numbers_of_experts
 
 
 def match(site: Site) -> list[Proposal] | Rejection | None:
@@ -31,6 +31,6 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
 def _one_projection(module: nn.Module) -> Rejection | None:
     """An answer for one stacked projection of all experts, as many as the module says it has."""
     for parameter in module._parameters.values():
-        if parameter is not None and parameter.dim() == 3 and says_how_many(module, len(parameter)):
+        if parameter is not None and parameter.dim() == 3 and len(parameter) in numbers_of_experts(module):
             return Rejection("it is one projection of all experts; Fuseplug fuses the module around it")
     return None

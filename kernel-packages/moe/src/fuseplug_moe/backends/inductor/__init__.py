@@ -227,9 +227,8 @@ class _Linear(torch.autograd.Function):
             return (None, *vjp(formula, (rows, bias, *matrices), ctx.needs_input_grad[1:], (grad,)))
         order, transposed = form.order, form.transposed
         grad = grad.contiguous()
-        of_rows = of_bias = None
-        if needs_rows:
-            of_rows = _times(grad, matrices, order, transposed=not transposed)
+        of_rows = _times(grad, matrices, order, transposed=not transposed) if needs_rows else None
+        of_bias = None
         if needs_bias:
             of_bias = torch.zeros_like(bias)
             for piece, expert in zip(_pieces(grad, order), order.hit, strict=True):

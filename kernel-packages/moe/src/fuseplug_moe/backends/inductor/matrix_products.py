@@ -54,7 +54,7 @@ def grouped_matmul(a: Tensor, b: Tensor, sizes: Sequence[int], groups: Sequence[
     Returns:
         The products; ``None`` if multiplying group by group is faster.
     """
-    if len(sizes) < _MANY or a.dtype is torch.float16 or products.float32_is_faster(a, b):
+    if len(sizes) < _MANY or a.dtype not in (torch.float32, torch.bfloat16) or products.float32_is_faster(a, b):
         return None
     if a.dtype is torch.float32 and onednn_is_faster():
         rows = sum(sizes) / len(sizes)

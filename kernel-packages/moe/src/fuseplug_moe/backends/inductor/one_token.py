@@ -18,7 +18,7 @@ from ...reference import Experts, Projection
 def compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor | None:
     """`fuseplug_moe.reference.compute` of x ``(1, hidden)``, without gradients; ``None`` if an index is no expert's."""
     chosen = index[0].tolist()
-    if not all(0 <= expert < experts.number for expert in chosen):
+    if not chosen or not all(0 <= expert < experts.number for expert in chosen):
         return None
     rows = [x.to(experts.dtype)] * len(chosen)
     up = None if experts.up is None else _linear(rows, experts.up, None, chosen, experts)

@@ -52,7 +52,7 @@ def _serves(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool
         and experts.dtype in MODEL_DTYPES
         and all(tensor.dtype == experts.dtype for tensor in (*matrices, *biases))
         and all(matrix.is_contiguous() for matrix in matrices if matrix.dim() == 2 or experts.up is not None)
-        and (experts.up is None or isinstance(experts.up, Tensor) == isinstance(experts.gate_up, Tensor))
+        and len({matrix.dim() for matrix in matrices}) == 1  # no list beside a stack
         and all(offsets_fit(matrix, 2) for matrix in matrices)
         and min(index.numel(), *x.shape, reference.first(experts.down).numel()) > 0
         and transparent(x, index, weights, *biases, *matrices)

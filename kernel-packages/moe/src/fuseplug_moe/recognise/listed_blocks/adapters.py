@@ -14,7 +14,7 @@ from torch.nn import functional
 from fuseplug import Adapter, Compute
 
 from ...reference import GateUpLayout
-from ..calls import is_the_originals, narrowed
+from ..calls import PLAIN, is_the_originals, narrowed
 from ..gates import to_call
 
 Idle = Literal["zero", "none"]
@@ -61,14 +61,23 @@ class ListedExperts:
         names = [name for name in (self.gate, self.down, self.up) if name is not None]
         return {name: [expert._modules[name]._parameters["weight"] for expert in experts] for name in names}
 
+    def have_changed(self, block: nn.Module) -> bool:
+        """Whether an expert was pruned, quantised or cast, so that only the block knows how to call it."""
+        projections = self.matrices(block).values()
+        if not all({*map(type, listed)} <= {*PLAIN} for listed in projections):
+            return True
+        # One set of pairs, or of shapes, takes the host several times as long.
+        return any(len({m.numel() for m in listed}) > 1 or len({m.dtype for m in listed}) > 1 for listed in projections)
+
     def compute(self, compute: Compute, block: nn.Module, routed: tuple[Tensor, Tensor, Tensor], idle: Idle) -> Tensor:
         """The experts' weighted sum for *routed*: rows ``(tokens, hidden)``, indices and weights ``(tokens, k)``.
 
         Result and errors are those of `reference.moe`.
         """
         experts: Any = block._modules[self.experts]
-        x, *_ = routed
-        matrices = {name: [narrowed(x, matrix) for matrix in listed] for name, listed in self.matrices(block).items()}
+        matrices = self.matrices(block)
+        if torch.is_autocast_enabled(routed[0].device.type):  # asked once: there may be hundreds of matrices
+            matrices = {name: [narrowed(routed[0], matrix) for matrix in listed] for name, listed in matrices.items()}
         result: Tensor = compute(
             *routed,
             matrices[self.gate],
@@ -109,7 +118,7 @@ class SeamAdapter(Adapter):
         listed, idle = self.listed, self.idle
 
         def moe(module: nn.Module, hidden_states: Tensor, index: Tensor, weights: Tensor) -> Any:
-            if is_the_originals(hidden_states):
+            if is_the_originals(hidden_states) or listed.have_changed(module):
                 return NotImplemented
             return listed.compute(compute, module, (hidden_states, index, weights), idle)
 
@@ -209,7 +218,7 @@ class BlockAdapter(Adapter):
         """
 
         def forward(module: nn.Module, hidden_states: Tensor) -> Any:
-            if is_the_originals(hidden_states) or self._jitters(module):
+            if is_the_originals(hidden_states) or self.listed.have_changed(module) or self._jitters(module):
                 return NotImplemented
             return self._compute(compute, module, hidden_states)
 

@@ -62,7 +62,7 @@ def _lists(module: nn.Module) -> list[str]:
     """The children of *module* that may be lists of experts; a list of one, only if *module* says that it has one."""
     lists = {name: len(child) for name, child in module._modules.items() if isinstance(child, nn.ModuleList)}
     many = [name for name, number in lists.items() if number > 1]
-    return many or [name for name, number in lists.items() if number == 1 and gates.says_how_many(module, 1)]
+    return many or [name for name, number in lists.items() if number == 1 and 1 in gates.numbers_of_experts(module)]
 
 
 def _activations(expert: nn.Module) -> list[str]:

@@ -31,14 +31,14 @@ raises. An expert that was hit has tokens. And the original computes calls witho
 def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     """Propose for *module* if it is built like stacked experts."""
     cubes = [name for name, p in module._parameters.items() if p is not None and p.dim() == 3]
-    if len(cubes) > 2 and gates.says_how_many(module, len(module._parameters[cubes[0]])):  # type: ignore[arg-type]
+    if len(cubes) > 2 and len(module._parameters[cubes[0]]) in gates.numbers_of_experts(module):  # type: ignore[arg-type]
         return Rejection(f"its experts have projections {', '.join(cubes)}; known are two, gate and up in one")
     if len(cubes) != 2:
         return None
     parts = _stacked_parts(module)
     if isinstance(parts, Rejection):
         # Many other modules have two tensors of three dimensions.
-        return parts if gates.speaks_of_experts(module) else None
+        return parts if gates.numbers_of_experts(module) else None
     dtype = getattr(module, parts.gate_up).dtype
     adapters = tuple(_adapters(module, parts))
     if parts.dense:
@@ -55,7 +55,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
 def flattened(module: nn.Module) -> Rejection | None:
     """An answer for experts whose weights are plain attributes: FSDP leaves them so when it flattens parameters."""
     cubes = [name for name, value in vars(module).items() if isinstance(value, Tensor) and value.dim() == 3]
-    if len(cubes) < 2 or not gates.speaks_of_experts(module):
+    if len(cubes) < 2 or not gates.numbers_of_experts(module):
         return None
     return Rejection(
         f"its weights {', '.join(cubes)} are not its own parameters, because FSDP has flattened them: fuse "
