@@ -65,6 +65,11 @@ def test_every_specimen_is_fused(manager, number):
     assert [entry.check for entry in report.fused] == ["passed"], report
 
 
+@pytest.mark.parametrize("inner", [6, 12])
+def test_the_hidden_size_may_be_one_or_two_inner_ones(manager, inner):
+    assert manager.plan(filled(routed_blocks.SortingBlock(5, 12, inner, top_k=2)), verify=False).report.fused
+
+
 def test_the_way_of_one_token_is_checked_too(manager, monkeypatch):
     module = filled(stacked_experts.StackedExperts(4, 12, 7))
     (entry,) = manager.plan(module).report.entries

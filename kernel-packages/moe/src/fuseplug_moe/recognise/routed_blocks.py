@@ -264,7 +264,8 @@ def _example(
     top_k = operator.attrgetter(likely.top_k)(module)
     number = min(real, top_k + 3)
     large = size > 1 << 12
-    sizes = {2 * inner: 272 if large else 16, inner: 136 if large else 8, hidden: 128 if large else 24}
+    # Hidden comes first, because it may be twice inner, or inner itself.
+    sizes = {hidden: 128 if large else 24, 2 * inner: 272 if large else 16, inner: 136 if large else 8}
     small = SmallCopies({**sizes, real: number}, generator)
     children = {n: small.module(child, mix.x) for n, child in module._modules.items() if child is not None}
     linear = linear_of(children[likely.router], number)
