@@ -11,6 +11,8 @@ from torch import nn
 from torch._inductor import cpu_vec_isa
 
 from fuseplug_backends.inductor import Compiled, InductorKernel, Program
+from fuseplug_backends.inductor.compiled import plain
+from fuseplug_backends.tracing import transparent
 
 pytestmark = [
     pytest.mark.usefixtures("everything_compiled"),
@@ -30,6 +32,14 @@ def scaled(x, table):
 
 def some(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def test_a_tensor_whose_memory_holds_its_negative_is_not_plain():
+    negative = torch.view_as_complex(some(4, 8, 2)).conj().imag
+    assert negative.is_neg()
+    assert plain(some(4, 8))
+    assert not plain(some(4, 8), negative)
+    assert not transparent(some(4, 8), negative)
 
 
 def test_one_compilation_serves_all_sizes_but_none_and_one():

@@ -129,6 +129,24 @@ def test_with_that_changed_nothing_takes_nothing_off(fusing, model):
     assert not differing(before, state_of(model))
 
 
+class Inheriting(models.Norm):
+    @property
+    def epsilon(self):
+        return self.eps
+
+    def forward(self, hidden_states):
+        return super().forward(hidden_states) * (1.0 if self.epsilon else 2.0)
+
+
+def test_a_second_call_changes_nothing_where_classes_have_what_is_looked_up(fusing):
+    model = nn.Sequential(Inheriting(), models.Norm())
+    fusing.apply_all(model)
+    before = forwards(model)
+    assert len(before) == 2
+    fusing.apply_all(model)
+    assert forwards(model) == before
+
+
 def test_with_takes_off_when_its_body_raises(fusing, model):
     before = state_of(model)
     with pytest.raises(ZeroDivisionError), fusing.apply_all(model):

@@ -308,6 +308,7 @@ class TestKernelsVariable:
             ("-a", {"b"}),
             ("-x-a:a", {"b"}),
             ("none", set()),
+            ("none,-a", set()),
             ("", set()),
             (" , ", set()),
         ],

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from support.models import Norm, Toy, inputs, tiny_llama, tokens
+from support.models import Attention, Norm, Toy, inputs, tiny_llama, tokens
 from support.thorough import first_quick
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
@@ -58,6 +58,15 @@ def assigned(model):
 
 def another_class(model):
     model.norm.__class__ = OtherNorm
+
+
+class OtherAttention(Attention):
+    def forward(self, hidden_states):
+        return super().forward(hidden_states) * 0.5
+
+
+def another_class_of_attention(model):
+    model.layers[0].attention.__class__ = OtherAttention
 
 
 def another_class_with_the_same_forward(model):
@@ -124,6 +133,7 @@ DONE = [
     weight_norm,
     assigned,
     another_class,
+    another_class_of_attention,
     another_class_with_the_same_forward,
     swapped_tensors,
     hooked_below,

@@ -32,6 +32,15 @@ def test_a_function_is_compared_whatever_its_name(name):
     assert "is no longer the one that was replaced" in guard.why_not([torch.ones(2)])
 
 
+def test_a_nested_tensor_goes_to_the_original():
+    call = Call(1, (), (frozenset({Tensor}),), (frozenset(),))
+    guard = Guard(call, turn, Target("forward"), "cpu", Accepts((call,), 0, (0,), ((torch.float32,),)))
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    assert type(nested) is Tensor
+    assert not guard.holds([nested])
+    assert "not a plain tensor" in guard.why_not([nested])
+
+
 class Untouchable:
     """Refuses every lookup, because one would take longer than the rest of a declined call."""
 

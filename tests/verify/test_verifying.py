@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from fuseplug_verify import Adapter, Candidate, Conditions, Example, Refusal, Semantics, Subject, check, examine
+from fuseplug_verify import (
+    Adapter,
+    Candidate,
+    Conditions,
+    Example,
+    Refusal,
+    Semantics,
+    Subject,
+    Verifier,
+    check,
+    examine,
+)
 
 
 class Norm(nn.Module):
@@ -209,6 +221,27 @@ def test_a_function_that_a_method_looks_up_is_verified():
     assert isinstance(answer, Semantics)
     assert isinstance(check(answer, subject, lambda x, factor: factor * x), Conditions)
     assert isinstance(check(answer, subject, lambda x, factor: factor + x), Refusal)
+
+
+def sized(width, mix, size, generator):
+    return Example([torch.randn(max(4, size // width), width, generator=generator), 3])
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_a_function_is_verified_for_each_size_of_the_modules_that_call_it(closure):
+    def of_width(width):
+        made = functools.partial(sized, width)
+        return replace(CANDIDATE, example=(lambda *how: made(*how)) if closure else made)
+
+    def narrow(x, factor):
+        return x * (factor if x.shape[-1] < 32 else 0)
+
+    verifier, subject = Verifier(), Subject.of_function(Calling.forward, "scale")
+    found = [
+        verifier.check(verifier.examine(subject, of_width(width)), subject, narrow, torch.device("cpu"))
+        for width in (16, 32)
+    ]
+    assert [type(each) for each in found] == [Conditions, Refusal]
 
 
 def test_a_function_that_is_not_looked_up_is_refused():

@@ -56,6 +56,20 @@ class Capacity(Norm):
         return y
 
 
+class Window(Norm):
+    window = 200
+
+    def forward(self, x):
+        y = normal(self, x)
+        return torch.cat([y[..., : -self.window, :] * 2, y[..., -self.window :, :]], -2)
+
+
+class NumberedWindow(Norm):
+    def forward(self, x):
+        y = normal(self, x)
+        return torch.cat([y[..., :-200, :] * 2, y[..., -200:, :]], -2)
+
+
 class Factor(Norm):
     def forward(self, x):
         return normal(self, x) * (1 + x.shape[-2] // 1000)
@@ -99,6 +113,8 @@ SHAPES = {
     "one token": (OneToken, (2, 1, 16)),
     "one sequence": (OneSequence, (1, 5, 16)),
     "more rows than a capacity": (Capacity, (70, 16)),
+    "longer than a window": (Window, (300, 16)),
+    "longer than a window in the code": (NumberedWindow, (300, 16)),
     "a factor by length": (Factor, (1001, 16)),
     "more than 2^18 elements": (Elements, (17000, 16)),
     "a multiple": (Multiple, (194, 16)),

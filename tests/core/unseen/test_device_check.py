@@ -3,8 +3,9 @@
 import pytest
 import torch
 from support.attacking import attacked, numbers
-from support.kernels import ExpertsKernel, NormKernel, quiet_norm, variant_of
-from support.models import Experts, Norm, normal
+from support.kernels import ExpertsKernel, GateKernel, NormKernel, quiet_norm, variant_of
+from support.models import Experts, Norm, apply_gate, normal
+from torch import nn
 
 
 class ByRows(Norm):
@@ -64,6 +65,35 @@ def test_a_kernel_that_is_wrong_somewhere_is_not_used_there(case):
         return torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast")
 
     attacked([kernel], Norm, given=[[x]], around=around)
+
+
+class Gated(nn.Module):
+    def forward(self, x, gate):
+        return apply_gate(x, gate)
+
+
+def flat_gate(x, gate):
+    """Right only where the elements of both lie in memory one after the other."""
+    return x * torch.sigmoid(gate.as_strided(gate.shape, torch.empty(gate.shape).stride()))
+
+
+@pytest.mark.parametrize("strange", [0, 1])
+def test_a_kernel_for_contiguous_inputs_gets_no_input_that_is_not(strange):
+    given = [numbers((5, 2, 16)), numbers((5, 2, 16), seed=8)]
+    given[strange] = given[strange].transpose(0, 1).contiguous().transpose(0, 1)
+    kernel = variant_of(GateKernel, load=lambda self: flat_gate)
+    assert attacked([kernel], Gated, given=[given]).last == "original"
+
+
+def gate_in_step(x, gate):
+    """Right only where the elements of both lie alike in memory."""
+    return x * torch.sigmoid(gate.as_strided(gate.shape, x.stride()))
+
+
+def test_a_kernel_that_expects_inputs_to_lie_alike_gets_no_others():
+    given = [numbers((5, 2, 16)).transpose(0, 1), numbers((2, 5, 16), seed=8)]
+    kernel = variant_of(GateKernel, load=lambda self: gate_in_step)
+    assert attacked([kernel], Gated, given=[given]).last == "original"
 
 
 class Subclass(torch.Tensor):

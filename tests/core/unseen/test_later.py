@@ -49,6 +49,15 @@ class WithConfig(Norm):
         return F.dropout(y, self.config.dropout, training=True)
 
 
+class WithFlag(Norm):
+    def __init__(self):
+        super().__init__()
+        self.config = types.SimpleNamespace(training=False)
+
+    def forward(self, x):
+        return normal(self, x) * (2.0 if self.config.training else 1.0)
+
+
 class WithBuffer(Norm):
     def __init__(self):
         super().__init__()
@@ -106,6 +115,20 @@ class WithStatic(Norm):
         return y
 
 
+class Scaled(Norm):
+    def __init__(self):
+        super().__init__()
+        self.scale = 1.0
+
+    def forward(self, x):
+        return normal(self, x) * self.scale
+
+
+class Unscaled(Norm):
+    def forward(self, x):
+        return normal(self, x) * getattr(self, "scale", 1.0)
+
+
 class WithProperty(Norm):
     _scale = 1.0
 
@@ -130,16 +153,23 @@ def on_class(cls, name, value):
     return lambda patch: changing(patch, cls, name, value)
 
 
+def new_on_class(cls, name, value):
+    return lambda patch: lambda module: patch.setattr(cls, name, value, raising=False)
+
+
 def elsewhere(name, value):
     return lambda patch: changing(patch, globals(), name, value)
 
 
 NORMS = {
     "a number of the module": (WithOwnNumber, setting("scale", 2.0)),
+    "a parameter for a number": (Scaled, setting("scale", nn.Parameter(torch.ones(())))),
+    "a number that its class did not have": (Unscaled, new_on_class(Unscaled, "scale", 2.0)),
     "a number of the class, set on the module": (WithNumber, setting("scale", 2.0)),
     "a number of the class": (WithNumber, on_class(WithNumber, "scale", 2.0)),
     "a number of its config": (WithConfig, lambda module: setattr(module.config, "dropout", 0.5)),
     "a limit of its config": (WithConfig, lambda module: setattr(module.config, "limit", 0.5)),
+    "a flag of its config": (WithFlag, lambda module: setattr(module.config, "training", True)),
     "another config": (WithConfig, setting("config", types.SimpleNamespace(dropout=0.5, limit=1.0))),
     "an adapter for no child": (lambda: WithChild(None), setting("adapter", nn.Linear(16, 16))),
     "an adapter for an identity": (lambda: WithChild(nn.Identity()), setting("adapter", nn.Linear(16, 16))),
@@ -238,6 +268,7 @@ GATED = {
         lambda module: setattr(module.act, "function", F.gelu),
     ),
     "a function on the module": (Bound, setting("function", F.gelu)),
+    "an activation of the class": (MLP, new_on_class(MLP, "act", staticmethod(F.relu))),
     "the forward of an activation's class": (
         lambda: MLP(act=Silu()),
         on_class(Silu, "forward", lambda self, x: F.relu(x)),

@@ -454,6 +454,7 @@ def test_what_only_raises_is_no_condition(forward):
         (OF_LENGTH, {64}),
         (OF_A_SIZE_OF_ITS_OWN, {48}),
         (OF_A_GLOBAL, set()),
+        ("return x[: self.limit]", {48}),
     ],
 )
 def test_sizes_are_what_shapes_are_compared_with(code, sizes):

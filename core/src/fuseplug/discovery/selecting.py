@@ -76,7 +76,7 @@ class Selection:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.said_by, value = named(environ, KERNELS_VARIABLE), environ.get(KERNELS_VARIABLE)
         words = _split(value or "")
-        self.nothing = words == ["none"] or (value is not None and not words)
+        self.nothing = "none" in words or (value is not None and not words)
         self.wanted = [word for word in words if not word.startswith("-") and word != "none"]
         self.unwanted = [word[1:] for word in words if word.startswith("-")]
 

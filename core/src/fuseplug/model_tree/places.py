@@ -133,12 +133,9 @@ def everywhere(model: nn.Module) -> dict[int, Located]:
         inside, above = f"{path}." if path else "", (*above, number)
         with contextlib.suppress(Exception):  # a third party's registry may raise anything
             children = reversed(attributes_of(module)["_modules"].items())
-            waiting += [(f"{inside}{name}", child, above) for name, child in children if _is_module(child)]
+            modules_inside = [(name, child) for name, child in children if issubclass(type(child), nn.Module)]
+            waiting += [(f"{inside}{name}", child, above) for name, child in modules_inside]
     return modules
-
-
-def _is_module(value: object) -> bool:
-    return issubclass(type(value), nn.Module)
 
 
 def _fault(path: str, refusal: Refusal) -> Rejection:

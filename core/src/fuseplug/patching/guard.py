@@ -120,7 +120,8 @@ def _all_hold(*groups: Sequence[_Term]) -> Callable[[Sequence[Any]], bool | None
 
 def _is_plain(number: int) -> Test:
     # Nearly every tensor is a plain Tensor, and the first test takes a microsecond less than the second.
-    return lambda args: type(args[number]) is Tensor or type(args[number]) in PLAIN
+    # A nested tensor is a Tensor, too.
+    return lambda args: (type(args[number]) is Tensor or type(args[number]) in PLAIN) and not args[number].is_nested
 
 
 def _process(accepts: Accepts) -> Iterator[_Term]:
@@ -155,7 +156,8 @@ def _main_input(main: int, watch: Watch, device_type: str) -> Iterator[_Term]:
     if watch.nonempty:
         yield _Term(lambda args: args[main].numel() != 0, "the main input is empty")
     if watch.contiguous:
-        yield _Term(lambda args: args[main].is_contiguous(), "the main input is not contiguous")
+        why = "an input is not contiguous"
+        yield _Term(lambda args: all(x.is_contiguous() for x in args if isinstance(x, Tensor)), why)
 
 
 def _arguments(call: Call, main: int) -> Iterator[_Term]:
@@ -256,9 +258,9 @@ def _module(watch: Watch) -> Iterator[_Term]:
         if term.kind == "bare":
             *above, (name, _) = route
             if name != "*":
-                # An attribute of the instance itself shadows a child of the same name.
+                # An attribute of the instance itself, or of its class, shadows a child of the same name.
                 why = f"there is something else in the place of {name}"
-                yield _Term(_each(tuple(above), functools.partial(_holds_no, name)), why)
+                yield _Term(_each(tuple(above), functools.partial(_lacks, name, "object")), why)
             yield _Term(_each(route, _is_bare(value.value)), _hooked(meaning, route))
         elif term.kind == "method":
             yield _Term(_each(route, _has_method(term.name, value.value)), meaning)
@@ -283,13 +285,9 @@ def _means(space: Any, name: Any, value: Any) -> Test:
     return lambda _: test(look())
 
 
-def _holds_no(name: str, owner: Any) -> bool:
-    return name not in owner.__dict__
-
-
 def _lacks(name: str, store: str | int, owner: Any) -> bool:
-    state = owner.__dict__
-    return name not in state and (store == "object" or not any(name in state[registry] for registry in _STORES))
+    state, registries = owner.__dict__, () if store == "object" else _STORES
+    return not (hasattr(type(owner), name) or name in state or any(name in state[stored] for stored in registries))
 
 
 def _is_bare(cls: Any) -> Callable[[Any], bool]:

@@ -78,7 +78,8 @@ def equal_to(value: Any) -> Callable[[Any], Any]:
         return same_as(expected)
     if expected is None or isinstance(expected, bool):
         return lambda current: current is expected
-    return lambda current: current == expected
+    # A parameter may equal a number. It has a gradient all the same.
+    return lambda current: type(current) is type(expected) and current == expected
 
 
 def same_as(expected: Any) -> Callable[[Any], bool]:

@@ -18,6 +18,7 @@ from ..fallback import this_thread
 from ..torch_private import traced_away
 from .accepts import Accepts
 from .guard import OUTSIDE, Guard, Test, is_tracing, original_now
+from .lookups import same_as
 from .mark import Mark
 from .placing import Placing
 from .scoping import Around, entered, put_around
@@ -142,20 +143,22 @@ def _composed_within(method: types.FunctionType, parts: Mapping[Target, Callable
     copy = rebound(method, {str(target.function): part for target, part in parts.items()})
     # Pickle finds a bound method by this name, and some decorators leave a different one.
     copy.__name__ = next(iter(parts)).method
-    attributed = _counted_by_module(copy)
+    attributed = _counted_by_module(copy, method)
     _composed[attributed] = dict(parts)
     return attributed
 
 
-def _counted_by_module(method: types.FunctionType) -> types.FunctionType:
-    """*method*, wrapped so that `running` holds its module during each call.
+def _counted_by_module(copy: types.FunctionType, original: types.FunctionType) -> types.FunctionType:
+    """*copy*, wrapped so that `running` holds its module during each call, as long as *original* is the class's own.
 
-    Returns the same object for the same method, so that torch.compile compiles it once.
+    Returns the same object for the same copy, so that torch.compile compiles it once.
     """
-    compiling = torch.compiler.is_dynamo_compiling
+    compiling, name, same = torch.compiler.is_dynamo_compiling, copy.__name__, same_as(original)
 
-    @functools.wraps(method)
+    @functools.wraps(copy)
     def attributed(*args: Any, **kwargs: Any) -> Any:
+        # Somebody may have put another method into the class since, of which there is no copy.
+        method = copy if same(now := getattr(type(args[0]), name)) else now
         if compiling():
             return method(*args, **kwargs)
         before, running.module = running.module, args[0]
@@ -164,7 +167,7 @@ def _counted_by_module(method: types.FunctionType) -> types.FunctionType:
         finally:
             running.module = before
 
-    return _attributed.setdefault(id(method), cast("types.FunctionType", attributed))
+    return _attributed.setdefault(id(copy), cast("types.FunctionType", attributed))
 
 
 def replacements_in(function: Any) -> dict[Target, Callable[..., Any]]:

@@ -83,9 +83,9 @@ def transparent(*tensors: Tensor | None) -> bool:
     """Whether a kernel may be launched for *tensors* and their gradients, here and now.
 
     Kernels read the memory of plain tensors on one device. ``torch.jit.trace``, functorch transforms and forward-mode
-    differentiation need to see the operations; subclasses such as DTensor bring operations of their own. For these, and
-    for a batch of gradients as ``is_grads_batched=True`` makes it, the caller uses its reference. So it does for a
-    tensor such as ``z.conj().imag``, whose memory has other signs.
+    differentiation need to see the operations; subclasses such as DTensor bring operations of their own. For these, for
+    a batch of gradients as ``is_grads_batched=True`` makes it, and for a tensor whose memory holds its negative, such
+    as ``z.conj().imag``, the caller uses its reference.
     """
     tracing = torch.compiler.is_compiling()
     device = None

@@ -90,7 +90,8 @@ class Expressions(Walking):
         return item_of(self, node, value, index)
 
     def on_slice(self, node: ast.Slice) -> Value:
-        return Value(tried=is_tried([self.value(part) for part in (node.lower, node.upper, node.step) if part]))
+        self.sizes(parts := [self.value(part) for part in (node.lower, node.upper, node.step) if part])
+        return Value(tried=is_tried(parts))
 
     def on_tuple(self, node: Any) -> Value:
         return listed([self.value(element) for element in node.elts])

@@ -54,12 +54,14 @@ class Looked:
         name: The name.
         value: Its present value, or `MISSING`.
         inside: The path of the called child whose forward looks it up; ``()`` for the module itself.
+        number: The ``id`` of *space*; or of its class, because each access to the namespace of a class makes an object.
     """
 
     space: Mapping[str, Any] | types.CellType = field(repr=False)
     name: str
     value: Any
     inside: Path = ()
+    number: int = 0
 
 
 @dataclass
@@ -78,7 +80,7 @@ class Reading:
             recorded, random numbers. Tests that only decide whether to raise are left out.
         clamps: Whether some magnitudes may be treated differently from others.
         draws: Whether random numbers may be drawn.
-        sizes: Integers that shapes and values are compared with.
+        sizes: Integers that shapes and values are compared with, or where slices begin and end.
         numbers: Numbers that are written in the code.
         unknown: What could not be read, and where.
         codes: The code objects that were read, nested ones too.

@@ -137,7 +137,7 @@ def _member(walk: Walking, node: Any, value: Value, name: str, member: Any, *, o
 
 def _of_property(walk: Walking, node: Any, value: Value, name: str, member: property) -> Value:
     if value.path is not None and (holder := class_with(type(value.object), name)) is not None:
-        walk.reader.looked(vars(holder), name, member)
+        walk.reader.looked(vars(holder), name, member, holder)
     getter: Any = member.fget
     if is_readable(getter):
         return walk.reader.function(getter, Arguments((value,)))

@@ -52,7 +52,7 @@ class Following:
         """Keep a name that was looked up outside the module; *owner* is the class whose namespace *space* is."""
         if (key := (id(space if owner is None else owner), name, self.inside)) not in self._seen:
             self._seen.add(key)
-            self.reading.globals.append(Looked(space, name, value, self.inside))
+            self.reading.globals.append(Looked(space, name, value, self.inside, key[0]))
 
     def function(self, function: types.FunctionType, arguments: Arguments) -> Value:
         """Follow a call of *function*."""

@@ -15,12 +15,8 @@ from ..safe_access import attributes_of, children_of
 Change = Callable[[nn.Module], None]
 
 
-class CannotChangeError(Exception):
-    """The twin has nothing at this path that can be changed."""
-
-
 def another_value(path: Path) -> Change:
-    """A function that changes the number or tensor at *path*, or raises `CannotChangeError` if there is neither."""
+    """A function that changes the number or tensor at *path*, or raises `LookupError` if there is neither."""
 
     def change(twin: nn.Module) -> None:
         owners: list[Any] = [twin]
@@ -38,7 +34,7 @@ def another_value(path: Path) -> Change:
             elif type(value) in (int, float) and isinstance(attributes, dict):
                 attributes[path[-1]] = value + 1 if type(value) is int else 0.7 * value + 0.11
             else:
-                raise CannotChangeError(path)
+                raise LookupError(path)
 
     return change
 

@@ -126,7 +126,7 @@ class Examination:
         tried = Tried({example.args[main_argument(example)].dim() for example in self.answered})
         numbers = self.reading.numbers
         # Any whole number in the code may be a length, whether or not it is compared with one.
-        sizes = self.reading.sizes | {int(number) for number in numbers if _FEW < number == int(number)}
+        sizes = {*map(abs, self.reading.sizes), *(int(n) for n in map(abs, numbers) if _FEW < n == int(n))}
         clamps = self.reading.clamps or bool(self.reading.branches)
         for variation in variations(self.answered[0], sizes=sizes, numbers=numbers, clamps=clamps):
             answer = self._try(variation)

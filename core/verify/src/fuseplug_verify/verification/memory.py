@@ -27,10 +27,8 @@ def readable(tensor: Tensor) -> bool:
     """
     if tensor.is_meta:
         return False
-    if tensor.layout is not torch.strided or tensor.is_nested:
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.numel() == 0:
         return True  # sparse and nested tensors hold their values in tensors of their own
-    if tensor.numel() == 0:
-        return True
     try:
         size = tensor.untyped_storage().size()
     except (RuntimeError, NotImplementedError):

@@ -41,8 +41,10 @@ def neutral(
         stack.enter_context(torch.enable_grad())
         for kind in dict.fromkeys(("cpu", device_type)):
             stack.enter_context(torch.autocast(kind, enabled=False))
-        if dtype is not None:
-            stack.enter_context(_default_dtype(dtype))
+        # It is process-wide, so it is left alone if it is already the wanted one.
+        if dtype is not None and dtype is not torch.get_default_dtype():
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(dtype)
         if random_kept:
             stack.enter_context(_random_state_kept(device_type))
         yield
@@ -79,17 +81,3 @@ def _random_state_kept(device_type: str) -> Iterator[None]:
             random.setstate(plain)
         if numpy and pickle.dumps(numpy.random.get_state(legacy=False)) != pickle.dumps(numpys):
             numpy.random.set_state(numpys)
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    # The default dtype is process-wide, so it is left alone if it is already the wanted one.
-    ambient = torch.get_default_dtype()
-    if ambient is dtype:
-        yield
-        return
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(ambient)

@@ -62,7 +62,8 @@ def variations(
     yield from _magnitudes(example, numbers, clamps)
     yield Variation("layout", "transposed in memory", example, {"arguments": transposed})
     yield Variation("layout", "at an odd place in memory", example, {"arguments": unaligned})
-    yield Variation("layout", "and weights of which no gradient is wanted", example, {"wants": _is_argument})
+    of_arguments = {"wants": lambda name: name.startswith("args")}
+    yield Variation("layout", "and weights of which no gradient is wanted", example, of_arguments)
     yield Variation("autocast", "under autocast", example, {"autocast": True})
 
 
@@ -99,14 +100,10 @@ def unaligned(value: Tensor) -> Tensor:
     return room[1:].view(value.shape) if value.numel() else value.clone()
 
 
-def _is_argument(name: str) -> bool:
-    return name.startswith("args")
-
-
 def _ranks(example: Example) -> Iterator[Variation]:
     """One to five dimensions, if all tensor arguments have the same shape, of two dimensions or more."""
-    tensors = _tensors(example)
-    if len({tensor.shape for tensor in tensors}) > 1 or tensors[0].dim() < 2:
+    every = tensors((tuple(example.args), dict(example.kwargs)))
+    if len({tensor.shape for tensor in every}) > 1 or every[0].dim() < 2:
         return
     for lead in ((), (3,), (2, 3), (2, 2, 3), (2, 1, 2, 3)):
         rows = torch.Size(lead).numel()
@@ -188,10 +185,6 @@ def _with(example: Example, special: float) -> Example:
     main = example.args[at].clone()
     main[(0,) * main.dim()] = special
     return replace(example, args=[main if i == at else value for i, value in enumerate(example.args)])
-
-
-def _tensors(example: Example) -> list[Tensor]:
-    return tensors((tuple(example.args), dict(example.kwargs)))
 
 
 def _changed(example: Example, change: Callable[[Tensor], Tensor]) -> Example:

@@ -14,7 +14,7 @@ from torch import nn
 from ..data import Candidate, Compute, Conditions, Refusal, Semantics
 from ..subjects import Subject
 from ..watch import Expected
-from .evidence import key_of
+from .evidence import key_of, stable
 from .examining import Examination
 from .examples import raised
 from .kernel_check import Around, KernelCheck
@@ -172,7 +172,21 @@ def _question(candidate: Candidate, subject: Subject) -> tuple[Hashable, ...]:
         for item in fields(candidate)
         if item.name not in ("example", "check_sizes", "identity", "packages")
     )
+    if subject.module is None:
+        return (*offered, subject.original, _data_in(candidate.example))
     return (*offered, subject.original, subject.alike if subject.alike is not None else Expected.same(subject.module))
+
+
+def _data_in(example: Any) -> str:
+    """The plain data with which *example*, a partial or a closure, was made; ``""`` if it holds anything else.
+
+    One function serves modules of several sizes, and then each size is a question of its own.
+    """
+    with contextlib.suppress(Exception):
+        cells = [cell.cell_contents for cell in getattr(example, "__closure__", None) or ()]
+        parts = [*getattr(example, "args", ()), *getattr(example, "keywords", {}).values(), *cells]
+        return stable([_data_in(part) if callable(part) else part for part in parts])
+    return ""
 
 
 def _check_question(

@@ -62,8 +62,9 @@ def dependence(
     depends = Dependence()
     if module is not None:
         for path, value in reading.reads.items():
-            # Both modes are tried, so the flag may change.
-            if not path or path[-1] == "training" or is_below(path, called):
+            # Both modes are tried, so the flag of a module may change.
+            is_flag = path[-1:] == ("training",) and is_a(walked(module, path[:-1])[1], nn.Module)
+            if not path or is_flag or is_below(path, called):
                 continue
             if not _is_named(path, reads):
                 _sort_attribute(depends, reading, module, path, value)
@@ -159,7 +160,7 @@ def _sort_global(depends: Dependence, looked: Looked) -> None:
             what = "a tensor" if is_a(value, torch.Tensor) else f"a {type(value).__name__} that may change"
             depends.unseen.append(f"what {name} holds, {what}" if in_cell else f"the global {name}, {what}")
             return
-    depends.terms.append(Term("global", expected, name=name, space=Expected.same(looked.space)))
+    depends.terms.append(Term("global", expected, name=name, space=Expected(looked.space, looked.number)))
 
 
 def walked(module: nn.Module, path: Path) -> tuple[Route | None, Any]:

@@ -61,11 +61,8 @@ class Compiled:
         Returns:
             The result. Its dimensions have the memory order of those of *x*, as the result of elementwise formulas has.
         """
-        if recording(x, *others):
-            compute = functools.partial(self._recorded, constants)
-        else:
-            compute = functools.partial(self.forward, constants)
-        return keeping_order(compute, x, *others)
+        compute = self._recorded if recording(x, *others) else self.forward
+        return keeping_order(functools.partial(compute, constants), x, *others)
 
     def _recorded(self, constants: Constants, *tensors: Tensor | None) -> Tensor:
         needs = tuple([t is not None and t.requires_grad for t in tensors])
@@ -175,7 +172,7 @@ def plain(*tensors: Tensor | None) -> bool:
 
     Tracers, functorch transforms, forward-mode differentiation and dispatch modes need to see the operations;
     subclasses (DTensor, fake tensors) bring operations of their own, and so does a batch of gradients. The memory of a
-    tensor such as ``z.conj().imag`` has other signs.
+    tensor such as ``z.conj().imag`` holds its negative.
     """
     if is_watched():  # first, because Dynamo does not trace `is_batch_of_gradients`
         return False
