@@ -40,7 +40,7 @@ WITHIN = {
     ("ask", "where"),
     [
         (lambda x: tracing.is_traced(), {"trace", "compile"}),
-        (lambda x: tracing.is_transformed(), {"vmap", "grad", "jvp", "vmap of grad"}),
+        (lambda x: tracing.is_transformed(), {"vmap", "grad", "jvp", "vmap of grad", "forward mode"}),
         (lambda x: tracing.is_watched(), WITHIN.keys() - {"alone"}),
         (tracing.is_wrapped, {"vmap", "grad", "jvp", "vmap of grad"}),
         (tracing.is_mapped, {"vmap", "vmap of grad"}),

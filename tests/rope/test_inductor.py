@@ -63,13 +63,15 @@ def test_the_formula_is_that_of_every_other_variant(variant):
 
 
 QUICK = {"elements apart", "sequence first", "repeated", "tables of two dimensions"}
+IN_PIECES = {"elements apart", "tokens within elements"}
+"""Layouts in which a row of x is not one piece of memory. The program's results have rows in one piece."""
 
 
 @pytest.mark.parametrize("layout", quick_if([name for name in LAYOUTS if name != "a vector"], QUICK))
-def test_programs_are_run_in_any_layout(traced, layout):
+def test_programs_are_run_in_any_layout_of_rows(traced, layout):
     of_x, of_table, sizes = LAYOUTS[layout]
     check(tensors(**sizes), seen(of_x, of_table))
-    assert len(traced) == 2
+    assert len(traced) == (0 if layout in IN_PIECES else 2)
 
 
 @pytest.mark.parametrize("sizes", few_on("inductor", SIZES[1:]), ids=str)
