@@ -167,18 +167,18 @@ def _as_in(x: Tensor, y: Tensor, keeps_order: bool) -> Tensor:
 
 
 def _forward(form: _Form, xs: Sequence[Tensor], tables: Sequence[Tensor]) -> list[Tensor]:
-    (variant, width, heads), (cos, sin, *fitted) = form, tables
-    dtype = reference.result_dtype(variant, xs[0], xs[0], cos, sin)
-    return _rotated(rope_forward, *xs, _Fitted(*fitted, width, heads), dtype, variant.keeps_order)
+    (variant, width, heads), (q, k), (cos, sin, cos_fitted, sin_fitted) = form, xs, tables
+    fitted, dtype = _Fitted(cos_fitted, sin_fitted, width, heads), reference.result_dtype(variant, q, q, cos, sin)
+    return _rotated(rope_forward, q, k, fitted, dtype, variant.keeps_order)
 
 
 def _backward(
     form: _Form, grads: Sequence[Tensor | None], tables: Sequence[Tensor], dtypes: Sequence[torch.dtype]
 ) -> list[Tensor]:
     """The gradient of a rotation is a rotation of the gradient. Liger takes two, so a single one is given twice."""
-    wanted = [grad for grad in grads if grad is not None]
-    fitted = _Fitted(*tables[2:], *form[1:])
-    turned = _rotated(rope_backward, wanted[0], wanted[-1], fitted, wanted[0].dtype, form[0].keeps_order)
+    (variant, width, heads), wanted = form, [grad for grad in grads if grad is not None]
+    fitted = _Fitted(tables[2], tables[3], width, heads)
+    turned = _rotated(rope_backward, wanted[0], wanted[-1], fitted, wanted[0].dtype, variant.keeps_order)
     return [gradient.to(dtypes[0]) for gradient in turned[: len(wanted)]]
 
 
