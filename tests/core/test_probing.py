@@ -3,13 +3,13 @@
 import gc
 import random
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
 import numpy
 import pytest
 import torch
 from support import kernels
-from support.ambient import default_device
+from support.ambient import default, default_device
 from support.kernels import NormKernel, ran, variant_of
 from support.models import MLP, Attention, CastLastNorm, Norm, Toy, gelu_mlp, inputs
 from support.states import differing, state_of
@@ -19,16 +19,6 @@ from torch._subclasses import FakeTensorMode
 from fuseplug import PlanError
 from fuseplug_verify import StandIns, Subject
 from fuseplug_verify.verification import kernel_check
-
-
-@contextmanager
-def default(setter, value, before):
-    setter(value)
-    try:
-        yield
-    finally:
-        setter(before)
-
 
 AMBIENT = {
     "nothing": nullcontext,

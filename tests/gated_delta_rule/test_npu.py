@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.ambient import default
 from support.recurrences import DOUBLE
 
 from fuseplug_gated_delta_rule.backends import npu
@@ -24,9 +25,5 @@ def test_the_inverse_is_as_exact_as_a_solver(rows):
 def test_the_inverse_does_not_depend_on_the_default_dtype():
     segment = object.__new__(npu.NpuSegment)
     segment.chunk = 16
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(DOUBLE)
-    try:
+    with default(torch.set_default_dtype, DOUBLE, torch.float32):
         assert segment._inverse(torch.ones(1, 2, 16, 16, dtype=torch.float32).tril(-1)).dtype is torch.float32
-    finally:
-        torch.set_default_dtype(before)

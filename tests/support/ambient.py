@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -17,9 +18,14 @@ def _set(device: str) -> None:
 
 
 @contextmanager
-def default_device(device: str) -> Iterator[None]:
-    _set(device)
+def default(setter: Callable[[Any], None], value: Any, before: Any) -> Iterator[None]:
+    """Call *setter* with *value* and, at the end, with *before*."""
+    setter(value)
     try:
         yield
     finally:
-        _set("cpu")
+        setter(before)
+
+
+def default_device(device: str) -> AbstractContextManager[None]:
+    return default(_set, device, "cpu")

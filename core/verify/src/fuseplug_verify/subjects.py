@@ -82,7 +82,7 @@ class Subject:
         training: bool | None = None,
         arguments: Callable[[Tensor], Tensor] = Tensor.clone,
         upstream: Callable[[Tensor], Tensor] = _as_it_is,
-        wants: Callable[[str], bool] = bool,
+        wants: Callable[[str], bool] = lambda _: True,
         autocast: bool = False,
         watching: contextlib.AbstractContextManager[Any] | None = None,
         change: Callable[[nn.Module], None] | None = None,
@@ -100,8 +100,7 @@ class Subject:
             arguments: Returns a copy of an argument in some memory layout. It is differentiable, and never returns the
                 tensor itself: code that writes into its input must run, and the write must show.
             upstream: Returns the upstream gradient of an output in some memory layout.
-            wants: Whether the gradient of a floating-point argument (``"args[0]"``) or parameter (its name) is wanted;
-                by default, every gradient is.
+            wants: Whether the gradient of a floating-point argument (``"args[0]"``) or parameter (its name) is wanted.
             autocast: Whether to run the forward under autocast, with the device's own autocast dtype.
             watching: A context to enter around the forward.
             change: Called with the twin before it is run.

@@ -46,7 +46,7 @@ def is_transformed() -> bool:
 
 def is_watched() -> bool:
     """Whether something sees each operation here: a tracer, a transform, forward-mode differentiation, or a mode."""
-    return is_traced() or peek_interpreter_stack() is not None or in_forward_mode() or len_torch_dispatch_stack() > 0
+    return is_traced() or is_transformed() or len_torch_dispatch_stack() > 0
 
 
 def is_wrapped(tensor: Tensor) -> bool:
@@ -98,7 +98,7 @@ def transparent(*tensors: Tensor | None) -> bool:
             device = tensor.device
         elif tensor.device != device:
             return False
-    return tracing or (not is_tracing() and peek_interpreter_stack() is None and not in_forward_mode())
+    return tracing or not (is_tracing() or is_transformed())
 
 
 _READABLE = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)

@@ -141,8 +141,8 @@ def serve(model: nn.Module, manager: KernelManager, **options: Any) -> list[Head
         for value in [place.value for place in places]:
             head = _put_by(value)[0]
             if head is None:
-                some = next(iter([*module.parameters(), *model.parameters()]), torch.empty(0, device="cpu"))
-                device = torch.device(options.get("device") or some.device)
+                own = next((p for m in (module, model) for p in m.parameters()), torch.empty(0, device="cpu"))
+                device = torch.device(options.get("device") or own.device)
                 head = _made(path, module, _function(value), barred, device.type, kernels, every_size=every)
                 if head is None:
                     continue

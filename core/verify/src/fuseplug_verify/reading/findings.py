@@ -60,8 +60,8 @@ class Looked:
     space: Mapping[str, Any] | types.CellType = field(repr=False)
     name: str
     value: Any
-    inside: Path = ()
-    number: int = 0
+    inside: Path
+    number: int
 
 
 @dataclass

@@ -28,7 +28,7 @@ def readable(tensor: Tensor) -> bool:
     if tensor.is_meta:
         return False
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.numel() == 0:
-        return True  # sparse and nested tensors hold their values in tensors of their own
+        return True  # sparse and nested tensors hold their values in others, an empty one has none
     try:
         size = tensor.untyped_storage().size()
     except (RuntimeError, NotImplementedError):

@@ -102,8 +102,8 @@ def unaligned(value: Tensor) -> Tensor:
 
 def _ranks(example: Example) -> Iterator[Variation]:
     """One to five dimensions, if all tensor arguments have the same shape, of two dimensions or more."""
-    every = tensors((tuple(example.args), dict(example.kwargs)))
-    if len({tensor.shape for tensor in every}) > 1 or every[0].dim() < 2:
+    inputs = tensors((tuple(example.args), dict(example.kwargs)))
+    if len({tensor.shape for tensor in inputs}) > 1 or inputs[0].dim() < 2:
         return
     for lead in ((), (3,), (2, 3), (2, 2, 3), (2, 1, 2, 3)):
         rows = torch.Size(lead).numel()

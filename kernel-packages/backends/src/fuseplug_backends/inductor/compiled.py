@@ -11,7 +11,6 @@ import contextlib
 import functools
 import itertools
 import math
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +22,7 @@ from ..differentiating import differentiable, recording
 from ..torch_private import reinterpret_tensor, storage_id
 from ..tracing import is_batch_of_gradients, is_watched
 from .layout import keeping_order, strides_of
-from .program import Program
+from .program import Program, in_new_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -99,8 +98,8 @@ class Compiled:
         """Return for each of *tensors* whether PyTorch, running the formula, keeps the tensor itself for a backward."""
         key = (constants, needs, tuple([None if t is None else (t.dtype, t.shape[-1], t.dim() > 1) for t in tensors]))
         if key not in self._keeps:
-            # In a thread of its own, because the caller's may forbid hooks on saved tensors.
-            self._keeps[key] = ThreadPoolExecutor(1).submit(_keeps, self.formula, constants, tensors, needs).result()
+            # The caller's thread may forbid hooks on saved tensors.
+            self._keeps[key] = in_new_thread(_keeps, self.formula, constants, tensors, needs)
         return self._keeps[key]
 
     def _run(self, constants: Constants, needs: tuple[bool, ...] | None, *tensors: Tensor | None) -> Sequence[Tensor]:

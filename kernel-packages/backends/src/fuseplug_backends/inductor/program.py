@@ -8,10 +8,9 @@ code that it had compiled (bfloat16, two x86 cores).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +22,13 @@ from .rehearsal import Builders, rehearsing
 from .vectors import doubt, trust
 
 _compiling = ProcessLock()
+R = TypeVar("R")
+
+
+def in_new_thread(function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+    """Call *function* in a new thread, which has no modes, no hooks and no autocast, whatever the caller has."""
+    with ThreadPoolExecutor(1) as elsewhere:
+        return elsewhere.submit(function, *args, **kwargs).result()
 
 
 class Program:
@@ -79,12 +85,9 @@ class Program:
             compilation = _covering([*self._ready, *self._pending], tensors, threads)
             if compilation is None:
                 prepare_recording()
-                begin = functools.partial(
+                compilation = in_new_thread(
                     _compilation_of, self.function, self.varying, tensors, threads=threads, builders=builders
                 )
-                # A new thread has no modes, no hooks and no autocast, whatever the caller has.
-                with ThreadPoolExecutor(1) as elsewhere:
-                    compilation = elsewhere.submit(begin).result()
                 self._pending = [*self._pending, compilation]
         return compilation
 
