@@ -21,20 +21,20 @@ SLACK = 0.02
 """The share of a budget that may be unused, so that the test does not fail for one line less."""
 
 LINES = {
-    "core/src": 4702,
-    "core/verify/src": 3887,
+    "core/src": 4699,
+    "core/verify/src": 3886,
     "core/tools/src": 2964,
     "kernel-packages/backends/src": 1497,
-    "kernel-packages/causal-conv1d/src": 402,
+    "kernel-packages/causal-conv1d/src": 395,
     "kernel-packages/gated-delta-rule/src": 707,
     "kernel-packages/liger/src": 515,
     "kernel-packages/linear-cross-entropy/src": 3171,
-    "kernel-packages/moe/src": 3861,
+    "kernel-packages/moe/src": 3863,
     "kernel-packages/rmsnorm/src": 1187,
-    "kernel-packages/rope/src": 1960,
+    "kernel-packages/rope/src": 1973,
     "kernel-packages/selective-scan/src": 534,
     "kernel-packages/ssd/src": 709,
-    "kernel-packages/swiglu/src": 1344,
+    "kernel-packages/swiglu/src": 1345,
 }
 """Lines of code of each distribution. The aims: core 3,800, verify 3,500, tools 2,900, backends 1,500; an op 2,000, but
 moe 3,900 and linear-cross-entropy 3,200."""

@@ -20,6 +20,7 @@ from support.mixtures import (
     wide,
 )
 from support.thorough import covering, few_on, first_quick, quick_if
+from support.transforms import TRANSFORMS
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug_moe import reference
@@ -229,6 +230,17 @@ def test_a_recomputation_that_chooses_other_experts(backend, result, moe, way):
 
     found, expected = result(named, recomputed), run(reference.moe, named | {"top_k_index": choices[1]})
     assert_close(found[1:], expected[1:], 1e-4)
+
+
+# Inside torch.func, the NPU in host memory has no argsort, which the reference calls.
+@pytest.mark.parametrize("transform", ["tangent"] if backends.NAME == "npu" else ["grad", "jvp", "tangent"])
+@pytest.mark.parametrize("way", ["stacked", "listed"])
+def test_transforms_see_the_reference(backend, moe, way, transform):
+    named = on(backend.device, arguments(tokens=2, hidden=4, inner=3, experts=2, **EVERY_WAY[way]))
+    x = named["x"].detach()
+    ours, theirs = (TRANSFORMS[transform](lambda x, f=f: f(**named | {"x": x}))(x) for f in (moe, reference.moe))
+    torch.testing.assert_close(ours, theirs)
+    assert not backend.launches
 
 
 @pytest.mark.parametrize("way", few_on("triton", ["stacked", "listed", "as in gpt-oss", "gate called", "post"], 2))

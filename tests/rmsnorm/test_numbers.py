@@ -8,6 +8,7 @@ from support import backends
 from support.judging import outcome
 from support.norms import BF16, DTYPES, HALF, KINDS, PAIRS, SINGLE, TOLERANCE, WIDTH, both, summands, tensors, viewed
 from support.thorough import covering, few_on
+from support.transforms import TRANSFORMS
 from torch.utils.checkpoint import checkpoint
 
 import fuseplug_rmsnorm
@@ -224,13 +225,6 @@ def test_checkpointing(backend, kernel, use_reentrant):
     (expected,) = torch.autograd.grad(reference.rms_norm(**arguments).sum(), arguments["weight"])
     torch.testing.assert_close(arguments["weight"].grad, expected, rtol=1e-5, atol=1e-4)
     assert sum(backend.launches.values()) == 3
-
-
-TRANSFORMS = {
-    "vmap": torch.func.vmap,
-    "grad": lambda f: torch.func.grad(lambda x: f(x).sum()),
-    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (x,)),
-}
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)

@@ -21,7 +21,7 @@ from support.rotations import (
     tensors,
 )
 from support.thorough import covering, few_on
-from torch.autograd import forward_ad
+from support.transforms import TRANSFORMS
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug_rope.reference import VARIANTS
@@ -178,23 +178,10 @@ def test_what_does_not_fit_is_said_as_by_the_reference(backend, rope, variant):
     assert messages[0] == messages[1]
 
 
-def tangent(function, x):
-    with torch.no_grad(), forward_ad.dual_level():
-        return forward_ad.unpack_dual(function(forward_ad.make_dual(x, x))).tangent
-
-
-TRANSFORMS = {
-    "vmap": torch.vmap,
-    "grad": lambda f: torch.func.grad(lambda x: f(x).sum()),
-    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (x,)),
-    "tangent": lambda f: functools.partial(tangent, f),
-}
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_transforms_see_the_reference(backend, rope, transform):
     q, _, cos, sin = (t.detach() for t in as_attention(*on(backend.device, tensors())))
-    ours, theirs = (TRANSFORMS[transform](lambda q, f=f: f(q, None, cos[0], sin[0])[0]) for f in (rope, reference))
+    ours, theirs = (transform(lambda q, f=f: f(q, None, cos[0], sin[0])[0]) for f in (rope, reference))
     torch.testing.assert_close(ours(q), theirs(q))
     assert not backend.launches
 

@@ -111,8 +111,13 @@ def calls_as_global(function, monkeypatch):
 
 
 class Calling(nn.Module):
-    def forward(self, *tensors):
-        return rotary(*tensors)
+    def forward(self, *tensors, **options):
+        return rotary(*tensors, **options)
+
+
+class CallingEitherWay(nn.Module):
+    def forward(self, *tensors, sequence_first=False):
+        return rotary(*tensors, unsqueeze_dim=2) if sequence_first else rotary(*tensors)
 
 
 def rotary(q, k, cos, sin):
@@ -547,10 +552,22 @@ def test_tables_in_float32_are_likely_where_the_results_can_be_used(specimen, dt
 def test_a_small_call_is_compared_once_however_many_ways_of_calling_were_tried(manager, monkeypatch):
     monkeypatch.delenv("FUSEPLUG_EVERY_SIZE")
     monkeypatch.setattr(RoPEKernel, "gains_from", lambda *_: 1_000_000)
-    module = calls_as_global(right, monkeypatch)
+    calls_as_global(right, monkeypatch)
+    module = CallingEitherWay()
     applied = manager.apply_all(module)
     assert len(replacement_of(applied.patches[0].function).guards) > 1
     monkeypatch.setattr(Placing, "__call__", lambda *_: pytest.fail("another way of calling was looked for"))
     for fused, want in zip(module(*tensors()), right(*tensors()), strict=True):
         assert torch.equal(fused, want)
     assert [(calls.fused, calls.original) for calls in applied.calls()] == [(0, 1)]
+
+
+def test_a_kernel_computes_only_the_calls_that_the_forward_makes_because_it_was_run_in_no_others(manager, monkeypatch):
+    calls_as_global(right, monkeypatch)
+    q, k, cos, sin = tensors()
+    counts = []
+    for module, options in ((CallingEitherWay(), {"sequence_first": True}), (Calling(), {"unsqueeze_dim": 2})):
+        applied = manager.apply_all(module)
+        module(q.transpose(1, 2), k.transpose(1, 2), cos, sin, **options)
+        counts += [(calls.fused, calls.original) for calls in applied.calls()]
+    assert counts == [(1, 0), (0, 1)]

@@ -23,6 +23,7 @@ from support.gates import (
 )
 from support.judging import outcome
 from support.thorough import covering, few_on
+from support.transforms import TRANSFORMS
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -250,6 +251,17 @@ def test_checkpointing(backend, kernel, use_reentrant):
     torch.testing.assert_close([t.grad for t in leaves], expected)
 
 
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_transforms_see_the_reference(backend, kernel, transform, activation):
+    x = torch.stack((*backend.on(tensors()).values(),), dim=1)
+    ours, theirs = (
+        transform(lambda x, f=module.swiglu: f(x[0], x[1], activation=activation)) for module in (kernel, reference)
+    )
+    torch.testing.assert_close(ours(x), theirs(x))
+    assert not backend.launches
+
+
 @pytest.mark.parametrize("layout", EVERY_LAYOUT)
 def test_results_repeat_to_the_bit(backend, kernel, layout):
     function = both(kernel, **options(layout=layout))[0]
@@ -305,20 +317,6 @@ def test_under_autocast_dtypes_are_those_of_the_reference(backend, kernel, activ
         ours, theirs = (module.swiglu(**arguments, activation=activation) for module in (kernel, reference))
     assert ours.dtype is theirs.dtype
     torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
-
-
-TRANSFORMS = {
-    "vmap": torch.vmap,
-    "grad": lambda f: torch.func.grad(lambda *t: f(*t).sum()),
-    "jvp": lambda f: lambda *t: torch.func.jvp(f, t, t),
-}
-
-
-@pytest.mark.parametrize("transform", ["vmap"] if backends.NAME == "npu" else TRANSFORMS)
-def test_transforms_see_the_reference(backend, kernel, transform):
-    gate, up = backend.on(tensors()).values()
-    ours, theirs = (TRANSFORMS[transform](module.swiglu) for module in (kernel, reference))
-    torch.testing.assert_close(ours(gate, up), theirs(gate, up))
 
 
 @pytest.mark.parametrize("layout", few_on("triton", EVERY_LAYOUT, 2))

@@ -169,6 +169,8 @@ def _arguments(call: Call, main: int) -> Iterator[_Term]:
             sizes = " or ".join(map(str, sorted(ranks)))
             why = f"argument {number} was tried with {sizes} dimensions only"
             yield _Term(_has_one_of(number, ranks, {Tensor} >= kinds), why)
+    if call.together:
+        yield _Term(call.has, "each of its arguments was tried, but not all of them together")
 
 
 def _is_of(number: int, kinds: frozenset[Any]) -> Test:
@@ -325,11 +327,9 @@ def _hooked(meaning: str, route: Route) -> Callable[[Sequence[Any]], str]:
 
 def _surroundings(watch: Watch, device_type: str) -> Iterator[_Term]:
     if watch.no_grad:
-        why = "gradients are on, and it was checked without them"
-        yield _Term(lambda _: not torch.is_grad_enabled(), why)
+        yield _Term(lambda _: not torch.is_grad_enabled(), "gradients are on, and it was checked without them")
     if any(term.kind == "bare" for term in watch.terms):
-        why = "there are hooks on all modules, which a fused child would not call"
-        yield _Term(lambda _: not any(GLOBAL_HOOKS), why)
+        yield _Term(lambda _: not any(GLOBAL_HOOKS), "all modules have hooks, which a fused child would not call")
     if watch.unhooked:
         yield _Term(_unhooked, "there are hooks that see its result")
     if watch.no_autocast:

@@ -233,26 +233,18 @@ def _gradients(
     if not differentiable:
         return {f"{GRADIENT}{name}": None for name in leaves}
     generator = torch.Generator().manual_seed(1)
-    # Eighths of integers below 16 are exact in every dtype, so the truth gets the same numbers as the others.
-    upstream = [
-        lay_out(
-            _lying_as(
-                next((tensor for tensor in inputs if tensor.shape == output.shape), None),
-                torch.randint(-15, 16, output.shape, generator=generator, device="cpu")
-                .div(8)
-                .to(output.device, output.dtype),
-            )
-        )
-        for output in differentiable
-    ]
-    gradients = torch.autograd.grad(differentiable, list(leaves.values()), upstream, allow_unused=True)
+
+    def upstream(output: Tensor) -> Tensor:
+        # Eighths of integers below 16 are exact in every dtype, so the truth gets the same numbers as the others.
+        numbers = torch.randint(-15, 16, output.shape, generator=generator, device="cpu").div(8)
+        placed = numbers.to(output.device, output.dtype)
+        like = next((tensor for tensor in inputs if tensor.shape == output.shape), placed)
+        lying = torch.empty_like(like, dtype=placed.dtype, device=placed.device, requires_grad=False)
+        return lay_out(lying.copy_(placed))
+
+    grads = [upstream(output) for output in differentiable]
+    gradients = torch.autograd.grad(differentiable, list(leaves.values()), grads, allow_unused=True)
     return {f"{GRADIENT}{name}": gradient for name, gradient in zip(leaves, gradients, strict=True)}
-
-
-def _lying_as(other: Tensor | None, values: Tensor) -> Tensor:
-    if other is None:
-        return values
-    return torch.empty_like(other, dtype=values.dtype, device=values.device, requires_grad=False).copy_(values)
 
 
 def _kind(value: object) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -129,12 +129,18 @@ class Call:
         names: The names of the arguments that are given by name.
         kinds: The kinds of each argument, in this order; empty for the module.
         ranks: The numbers of dimensions of each argument; empty where they make no difference.
+        together: The kinds that arguments had together, without the module; empty if every combination was tried.
     """
 
     count: int
     names: tuple[str, ...]
     kinds: tuple[frozenset[Kind], ...]
     ranks: tuple[frozenset[int], ...]
+    together: frozenset[tuple[Kind, ...]] = frozenset()
+
+    def has(self, args: Sequence[Any]) -> bool:
+        """Whether arguments of the kinds of *args*, which the module may precede, occurred together."""
+        return any(tuple(map(kind_of, args[-len(row) :])) == row for row in self.together)
 
     def limited(self, main: int, ranks: frozenset[int]) -> Call:
         """This call with the main input limited to *ranks*; unchanged if *ranks* is empty."""

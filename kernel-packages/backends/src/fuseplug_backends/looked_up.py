@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import inspect
+import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fuseplug import Target, called_functions
 from fuseplug.reading import remembered
 
-__all__ = ["looked_up", "methods_of", "positional_parameters"]
+__all__ = ["calls_by_name", "looked_up", "methods_of", "positional_parameters"]
 
 
 def looked_up(cls: type, wanted: Callable[[object], bool]) -> Iterator[tuple[Target, Any]]:
@@ -33,6 +36,17 @@ def methods_of(cls: type) -> dict[str, Any]:
                 if isinstance(value, types.FunctionType | staticmethod | classmethod):
                     methods.setdefault(name, value)
     return methods
+
+
+@remembered
+def calls_by_name(method: Callable[..., Any]) -> Mapping[str, Sequence[ast.Call]]:
+    """The calls in the source of *method* by the name of what is called; none if there is no source."""
+    calls: dict[str, list[ast.Call]] = {}
+    with contextlib.suppress(OSError, TypeError, SyntaxError):
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(method)))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                calls.setdefault(node.func.id, []).append(node)
+    return calls
 
 
 @remembered

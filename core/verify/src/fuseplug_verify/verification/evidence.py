@@ -85,10 +85,9 @@ def key_of(semantics: Semantics, device: torch.device, options: tuple[bool, ...]
         parts = (
             semantics.evidence,
             _surroundings(device),
-            stable((candidate.identity, sizes)),
-            stable(adapter),
+            stable((candidate.identity, sizes, adapter, options)),
             stable((candidate.mixes, candidate.likely, candidate.exact)),
-            stable((candidate.roundings, candidate.working_roundings, options)),
+            stable((candidate.roundings, candidate.working_roundings)),
             *(_shapes(candidate, mix, size) for mix in mixes_run(candidate) for size in sizes),
         )
     except Exception:  # noqa: BLE001 - a third party's example or adapter may raise anything: then nothing is kept

@@ -21,6 +21,7 @@ from .branches import Branches
 from .changing import another_value
 from .comparing import Tolerance, departure
 from .evidence import Evidence
+from .examples import mixes_run
 from .outcome import Outcome
 from .tried import Likeness, Tried, arguments_of, calls_of, dtypes_in
 from .varying import Variation, describe, main_argument, variations
@@ -256,8 +257,12 @@ class Examination:
         main = bound + main_argument(self.answered[0])
         typed: tuple[int | str, ...] = (*self._typed(bound, main), *self._typed_parameter())
         rows = [dtypes_in(typed, example, self.subject) for example in self.answered]
-        calls = tuple(calls_of(self.answered, bound, tried))
-        accepts = VerifiedCalls(calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra())
+        pairs, run = zip(self.candidate.mixes, self.examples, strict=True), mixes_run(self.candidate)
+        # A kernel is run in these, so the guard lets no other calls through.
+        examples = [example for mix, example in pairs if mix in run and any(example is one for one in self.answered)]
+        accepts = VerifiedCalls(
+            tuple(calls_of(examples, bound, tried)), main, typed, tuple(dict.fromkeys(rows)), watch, self._extra()
+        )
         return Semantics(self.candidate, adapter, accepts, self.subject.draws, self.evidence.digest())
 
     def _typed(self, bound: bool, main: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -55,13 +56,16 @@ def calls_of(examples: Sequence[Example], bound: bool, tried: Tried) -> Iterator
         way = (bound + len(example.args), tuple(example.kwargs))
         ways.setdefault(way, []).append(arguments_of(example))
     for (count, names), rows in ways.items():
-        columns = list(zip(*rows, strict=True))
-        kinds = [frozenset(map(kind_of, column)) for column in columns]
+        together = frozenset(tuple(map(kind_of, row)) for row in rows)
+        kinds = [frozenset(column) for column in zip(*together, strict=True)]
+        if len(together) == math.prod(map(len, kinds)):
+            together = frozenset()
+        columns = zip(*rows, strict=True)
         ranks = [frozenset(value.dim() for value in column if isinstance(value, Tensor)) for column in columns]
         none: list[frozenset[Any]] = [frozenset()] * bound
         # Ranks are varied only where all arguments have the same rank.
         every = [tried.accepted(seen) if seen else seen for seen in ranks]
-        yield Call(count, names, (*none, *kinds), (*none, *every))
+        yield Call(count, names, (*none, *kinds), (*none, *every), together)
 
 
 def arguments_of(example: Example) -> list[Any]:

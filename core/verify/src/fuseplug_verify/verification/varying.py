@@ -140,9 +140,8 @@ def _resizing(leading: torch.Size, dim: int, length: int) -> Callable[[Tensor], 
 
     def resized(value: Tensor) -> Tensor:
         shape = value.shape[: max(1, value.dim() - 1)]
-        if value.dim() > len(leading) and shape == leading:
-            return _repeated(value, dim, length)
-        if len(shape) == len(leading) and shape[dim] == leading[dim]:
+        alike = len(shape) == len(leading) and shape[dim] == leading[dim]
+        if alike or (value.dim() > len(leading) and shape == leading):
             return _repeated(value, dim, length)
         wanted, then = (rows, rows_then) if rows in shape else (leading[dim], length)
         for axis, extent in enumerate(shape):
@@ -169,21 +168,18 @@ def _magnitudes(example: Example, numbers: Iterable[float], clamps: bool) -> Ite
     for factor in dict.fromkeys((1e4, 1e-4, *(4 * number for number in large), *small)):
         yield Variation("magnitude", f"of magnitude {factor:.3g}", _scaled(example, factor))
     # Padding has zeros, and a ReLU leaves them.
-    yield Variation("magnitude", "with zeros in it", _with(example, 0.0))
+    yield Variation("magnitude", "with zeros in it", _scaled(example, 1.0, 0.0))
     yield Variation("magnitude", "of zeros", _scaled(example, 0.0))
     for special in (torch.inf, -torch.inf, torch.nan) if clamps else ():
-        yield Variation("magnitude", f"with {special} in it", _with(example, special))
+        yield Variation("magnitude", f"with {special} in it", _scaled(example, 1.0, special))
 
 
-def _scaled(example: Example, factor: float) -> Example:
+def _scaled(example: Example, factor: float, special: float | None = None) -> Example:
+    """*example* with the main input times *factor*; its first element is *special*, if that is given."""
     at = main_argument(example)
-    return replace(example, args=[value * factor if i == at else value for i, value in enumerate(example.args)])
-
-
-def _with(example: Example, special: float) -> Example:
-    at = main_argument(example)
-    main = example.args[at].clone()
-    main[(0,) * main.dim()] = special
+    main = example.args[at] * factor
+    if special is not None:
+        main[(0,) * main.dim()] = special
     return replace(example, args=[main if i == at else value for i, value in enumerate(example.args)])
 
 

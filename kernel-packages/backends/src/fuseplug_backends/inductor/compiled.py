@@ -233,20 +233,13 @@ def _program(
 
     def backward(*tensors: Tensor) -> tuple[Tensor, ...]:
         grad, *others = all_of(tensors)
-        wanted, of_wanted = _restricted(lambda *others: formula(*others, *constants), others, needs or ())
-        _, pull = torch.func.vjp(of_wanted, *wanted)  # type: ignore[misc]
+
+        def of_wanted(*wanted: Tensor) -> Tensor:
+            values = iter(wanted)
+            every = [next(values) if need else t for t, need in zip(others, needs or (), strict=True)]
+            return formula(*every, *constants)
+
+        _, pull = torch.func.vjp(of_wanted, *itertools.compress(others, needs or ()))  # type: ignore[misc]
         return tuple([gradient.contiguous() for gradient in pull(grad)])
 
     return Program(forward if needs is None else backward, varying)
-
-
-def _restricted(
-    function: Formula, tensors: Sequence[Tensor | None], needs: Sequence[bool]
-) -> tuple[list[Any], Callable[..., Tensor]]:
-    """Return the *tensors* that *needs* marks, and *function* as a function of these alone."""
-
-    def of_wanted(*wanted: Tensor) -> Tensor:
-        values = iter(wanted)
-        return function(*[next(values) if need else t for t, need in zip(tensors, needs, strict=True)])
-
-    return list(itertools.compress(tensors, needs)), of_wanted

@@ -73,8 +73,7 @@ class CompiledLinear:
         return self._differentiable((tuple(constants), keep_order), xs, tables)
 
     def _launched(self, form: _Form, xs: Sequence[Tensor], tables: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        constants, keep_order = form
-        return self.run(constants, xs, tables, keep_order=keep_order)
+        return self.run(form[0], xs, tables, keep_order=form[1])
 
     def _transposed(
         self, form: _Form, grads: Sequence[Tensor | None], tables: Sequence[Tensor], dtypes: Sequence[torch.dtype]

@@ -37,11 +37,7 @@ def operation(schema: str, results: Results) -> Callable[[Launch], Operation]:
         results: Takes the arguments and returns the results, not yet filled: a tensor, or a tuple or list of tensors.
             It is also the meta function, so it looks only at shapes, strides and dtypes.
     """
-
-    def make(launch: Launch) -> Operation:
-        return Operation(schema, results, launch)
-
-    return make
+    return functools.partial(Operation, schema, results)
 
 
 class Operation:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-import inspect
 import math
-import textwrap
 import types
 from typing import NamedTuple
 
@@ -15,7 +12,7 @@ from torch import Tensor, nn
 
 from fuseplug import Consent, Example, Proposal, Rejection, Site, Target, called_functions
 from fuseplug_backends.dtypes import MODEL_DTYPES, usual_mixes
-from fuseplug_backends.looked_up import looked_up, methods_of, positional_parameters
+from fuseplug_backends.looked_up import calls_by_name, looked_up, methods_of, positional_parameters
 
 from ..reference import VARIANTS
 from .adapters import ConvolutionAdapter
@@ -99,12 +96,8 @@ def tells_of_packed_sequences(cls: type, target: Target) -> bool:
     rules = called_functions(method, _is_delta_rule)
     if not rules:
         return False
-    told: dict[str | None, bool] = {}
-    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(method)))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            further = any(keyword.arg is None for keyword in node.keywords)
-            told[node.func.id] = told.get(node.func.id, True) and further
-    return all(told.get(name, False) for name in (*rules, target.function))
+    calls = [calls_by_name(method).get(name, ()) for name in (*rules, target.function or "")]
+    return all(calls) and all(any(item.arg is None for item in call.keywords) for some in calls for call in some)
 
 
 def _is_delta_rule(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import types
 from collections.abc import Callable, Iterator
@@ -13,13 +14,13 @@ from torch import nn
 from fuseplug import Adapter, Example, Proposal, Rejection, Site, Target
 from fuseplug.reading import hazard, remembered
 from fuseplug_backends.dtypes import usual_mixes
-from fuseplug_backends.looked_up import looked_up, methods_of
+from fuseplug_backends.looked_up import calls_by_name, looked_up, methods_of
 
 from ..reference import VARIANTS, Variant
 from . import function_calls, modules
 from .adapters import ConformerAdapter, MethodAdapter, RotaryAdapter, RowAlignment
 from .function_calls import HALF_TYPES, CallMix, Form, normal
-from .roles import Roles, is_rotary, is_rotary_name, plain_function, roles_of
+from .roles import Roles, is_rotary, is_rotary_name, parameter_names, plain_function, roles_of
 
 _ROUNDINGS = 6.0
 """A table's gradient is the sum of four parts: of q and of k, for the two coordinates of a plane. Each part, perhaps
@@ -66,16 +67,27 @@ def _proposal(site: Site, target: Target, function: Any) -> Proposal | Rejection
     if isinstance(understood, Rejection):
         return understood
     roles, forms, adapters, widens = understood
+    dims = _dims_given(site, target, function, roles)
     return Proposal(
         target=target,
         adapters=adapters,
         example=functools.partial(function_calls.example, roles, function_calls.SMALL_HEAD, _head_dim(site.module)),
-        **_checked(site, function_calls.mixes(list(forms), roles, _dtype(site.module)), widens=widens),
+        **_checked(site, function_calls.mixes(list(forms), roles, _dtype(site.module)), dims, widens=widens),
     )
 
 
-def _checked(site: Site, mixes: list[CallMix], *, widens: bool) -> dict[str, Any]:
-    """The mixes of a proposal, and how exact kernels are in them.
+def _dims_given(site: Site, target: Target, function: Any, roles: Roles) -> set[Any]:
+    """The dimensions that the method of *target* gives *function* by name. A kernel is compiled for each."""
+    if roles.unsqueeze is None:
+        return set()
+    name = parameter_names(plain_function(function))[roles.unsqueeze]
+    calls = calls_by_name(methods_of(type(site.module))[target.method]).get(target.function or "", ())
+    values = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == name]
+    return {value.value for value in values if isinstance(value, ast.Constant)}
+
+
+def _checked(site: Site, mixes: list[CallMix], dims: set[Any], *, widens: bool) -> dict[str, Any]:
+    """The mixes of a proposal, and how exact kernels are in them. Kernels run in the forms with one of *dims*.
 
     If q and k *widen* to the dtype of the tables, a module in half precision is not called with tables in float32: the
     rotated q and k would meet a v in half precision, which no attention accepts.
@@ -85,7 +97,10 @@ def _checked(site: Site, mixes: list[CallMix], *, widens: bool) -> dict[str, Any
     usable = usual_mixes(mixes, site.device_type) if not widens or wide.x is torch.float32 else ()
     return {
         "mixes": tuple(mixes),
-        "likely": tuple(mix for mix in usable if mix == wide._replace(x=mix.x, others=mix.x)),
+        "likely": (
+            *(mix for mix in usable if mix == wide._replace(x=mix.x, others=mix.x)),
+            *(mix for mix in mixes if mix.form != mixes[0].form and mix.form.dim in (None, *dims)),
+        ),
         "roundings": _ROUNDINGS,
     }
 
@@ -195,6 +210,7 @@ def _proposal_of_method_like_a_function(site: Site, target: Target, bound: Any, 
         **_checked(
             site,
             function_calls.mixes(forms, roles, _dtype(module)),
+            {form.dim for form in forms},
             widens=function_calls.widens(bound, forms[0], roles, head_dim),
         ),
     )
