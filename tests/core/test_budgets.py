@@ -31,7 +31,7 @@ LINES = {
     "kernel-packages/linear-cross-entropy/src": 3171,
     "kernel-packages/moe/src": 3863,
     "kernel-packages/rmsnorm/src": 1187,
-    "kernel-packages/rope/src": 1973,
+    "kernel-packages/rope/src": 1975,
     "kernel-packages/selective-scan/src": 534,
     "kernel-packages/ssd/src": 709,
     "kernel-packages/swiglu/src": 1345,

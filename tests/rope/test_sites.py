@@ -571,3 +571,14 @@ def test_a_kernel_computes_only_the_calls_that_the_forward_makes_because_it_was_
         module(q.transpose(1, 2), k.transpose(1, 2), cos, sin, **options)
         counts += [(calls.fused, calls.original) for calls in applied.calls()]
     assert counts == [(1, 0), (0, 1)]
+
+
+def test_tables_with_more_rows_than_there_are_patches_raise_as_in_the_original(manager, monkeypatch):
+    module = calls_as_global(signatures.patches_rotary, monkeypatch)
+    q, k, cos, sin = tensors()
+    applied = manager.apply_all(module)
+    module(q, k, cos[0, 1:], sin[0, 1:])
+    assert [(calls.fused, calls.original) for calls in applied.calls()] == [(1, 0)]
+    for rotate in (module, signatures.patches_rotary):
+        with pytest.raises(RuntimeError, match="split"):
+            rotate(q[..., 1:, :], k[..., 1:, :], cos[0], sin[0])

@@ -191,6 +191,7 @@ def _with_last(compute: Compute, variant: str, xs: Sequence[Tensor], cos: Tensor
 
 def _patches(compute: Compute, variant: str, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> list[Tensor]:
     """Rotate the last tokens, as many as the tables have rows; the tokens before them have no position."""
-    before = [x.shape[-2] - sin.shape[-2] for x in xs]
-    rotated = _all(compute, variant, [x[..., n:, :] for x, n in zip(xs, before, strict=True)], cos, sin)
-    return [torch.cat((x[..., :n, :], y), dim=-2) if n else y for x, n, y in zip(xs, before, rotated, strict=True)]
+    rows = sin.shape[-2]
+    parts = [x.split((x.shape[-2] - rows, rows), dim=-2) for x in xs]
+    rotated = _all(compute, variant, [patches for _, patches in parts], cos, sin)
+    return [torch.cat((x, y), dim=-2) if x.shape[-2] else y for (x, _), y in zip(parts, rotated, strict=True)]

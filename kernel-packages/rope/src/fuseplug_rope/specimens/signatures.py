@@ -55,8 +55,9 @@ class Sections(Attention):
 
 
 def rotated_patches(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    before = x.shape[-2] - sin.shape[-2]
-    return torch.cat((x[..., :before, :], rotary(rotate_half, x[..., before:, :], cos, sin)), dim=-2)
+    rows = sin.shape[-2]
+    before, patches = x.split((x.shape[-2] - rows, rows), dim=-2)
+    return torch.cat((before, rotary(rotate_half, patches, cos, sin)), dim=-2)
 
 
 def patches_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
