@@ -29,7 +29,7 @@ LINES = {
     "kernel-packages/gated-delta-rule/src": 707,
     "kernel-packages/liger/src": 515,
     "kernel-packages/linear-cross-entropy/src": 3171,
-    "kernel-packages/moe/src": 3863,
+    "kernel-packages/moe/src": 3868,
     "kernel-packages/rmsnorm/src": 1187,
     "kernel-packages/rope/src": 1975,
     "kernel-packages/selective-scan/src": 534,

@@ -61,6 +61,41 @@ def test_it_can_be_differentiated_twice(listed):
         )
 
 
+def without_gradients(named, *names):
+    for name in names:
+        values = named.get(name)
+        for tensor in values if isinstance(values, list) else [values] if values is not None else []:
+            tensor.requires_grad_(False)
+    return named
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_frozen_experts_keep_no_rows(listed):
+    named = without_gradients(arguments(hidden=16, listed=listed), "gate_up", "up", "down")
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        y = inductor.moe(**named)
+    assert (named["top_k_index"].numel(), 16) not in [tuple(tensor.shape) for tensor in saved]
+    wanted = [named["x"], named["top_k_weights"]]
+    twice = []
+    for function in (lambda **_: y, reference.moe):
+        first = torch.autograd.grad(function(**named).square().sum(), wanted, create_graph=True)
+        twice.append([*first, *torch.autograd.grad(sum(each.square().sum() for each in first), wanted)])
+    torch.testing.assert_close(*twice, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_the_first_matrices_may_be_written_into_if_x_needs_no_gradient(listed):
+    named = without_gradients(arguments(listed=listed), "x")
+    wanted = named["gate_up"] if listed else [named["gate_up"]]
+    expected = torch.autograd.grad(reference.moe(**named).sum(), wanted)
+    y = inductor.moe(**named)
+    with torch.no_grad():
+        for matrix in wanted:
+            matrix.zero_()
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), wanted), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_trace_serves_another_routing():
     named, other = arguments(), arguments(seed=1)
     order = ("x", "top_k_index", "top_k_weights", "gate_up", "down")

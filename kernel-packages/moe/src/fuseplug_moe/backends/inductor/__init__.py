@@ -211,18 +211,21 @@ def _times(rows: Tensor, matrices: Sequence[Tensor], order: _Order, *, transpose
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, form: _Form, rows: Tensor, bias: Tensor | None, *matrices: Tensor) -> Tensor:
-        ctx.form = form
-        # The backward needs only the shape of the bias, so the bias is not saved: it may be written into.
-        ctx.bias = bias
-        ctx.save_for_backward(form.order.top_k_index, rows, *matrices)
+        needs_rows, _, *needs = ctx.needs_input_grad[1:]
+        # The backward needs only the shape of what is not saved, which may be written into.
+        ctx.form, ctx.bias, ctx.matrices = form, bias, () if needs_rows else matrices
+        saved = matrices if needs_rows else ()
+        ctx.save_for_backward(form.order.top_k_index, rows if any(needs) else None, *saved)
         return _multiply(rows, matrices, bias, form.order, transposed=form.transposed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (index, rows, *matrices), bias = ctx.saved_tensors, ctx.bias
-        form = ctx.form._replace(order=ctx.form.order.by(index))
+        (index, rows, *saved), bias = ctx.saved_tensors, ctx.bias
+        form, matrices = ctx.form._replace(order=ctx.form.order.by(index)), saved or ctx.matrices
         needs_rows, needs_bias, *needs = ctx.needs_input_grad[1:]
         if differentiated_again() or not plain(grad):
+            if rows is None:  # the gradient of rows does not depend on them
+                rows = matrices[0].new_zeros(len(grad), matrices[0].shape[-2 if form.transposed else -1])
             formula = functools.partial(_formula, form)
             return (None, *vjp(formula, (rows, bias, *matrices), ctx.needs_input_grad[1:], (grad,)))
         order, transposed = form.order, form.transposed
@@ -233,10 +236,12 @@ class _Linear(torch.autograd.Function):
             of_bias = torch.zeros_like(bias)
             for piece, expert in zip(_pieces(grad, order), order.hit, strict=True):
                 torch.sum(piece, 0, out=of_bias[expert])
-        if matrices[0].dim() < 3:
-            return None, of_rows, of_bias, *_gradients(matrices, needs, rows, grad, form)
-        of_matrix = _stacked_gradient(matrices[0], rows, grad, order, transposed=transposed) if needs[0] else None
-        return None, of_rows, of_bias, of_matrix
+        gradients: list[Tensor | None] = [None for _ in needs]
+        if rows is not None and matrices[0].dim() == 3:
+            gradients = [_stacked_gradient(matrices[0], rows, grad, order, transposed=transposed)]
+        elif rows is not None:
+            gradients = _gradients(matrices, needs, rows, grad, form)
+        return None, of_rows, of_bias, *gradients
 
 
 def _formula(form: _Form, rows: Tensor, bias: Tensor | None, *matrices: Tensor) -> Tensor:
