@@ -113,7 +113,7 @@ def shifted_example(mix, size, generator):
     [
         ({}, "bias", ""),
         ({}, "scale", ""),
-        ({}, "bias and scale", "each of its arguments was tried, but not all of them together"),
+        ({}, "bias and scale", "each of its tensors was tried, but not all of them together"),
         ({"likely": ()}, "scale", "argument 2 is of a kind that was not tried"),
         ({"mixes": ("bias", "bias and scale"), "likely": ()}, "bias and scale", "argument 3 is of a kind"),
     ],

@@ -16,8 +16,9 @@ from .npu_families import FAMILIES, PATCHES, Family
 from .page import _short, _table
 
 DOCS = Path(__file__).parents[2] / "docs"
-RELEASE = "5.23.0"
+RELEASE = "5.24.0"
 _OPS = ("rmsnorm", "swiglu", "rope", "moe")
+_COUNTED = (*_OPS, "linear_cross_entropy", "gated_delta_rule", "ssd")
 _ENGLISH = f"""\
 # Models on Ascend NPUs, by name
 
@@ -30,7 +31,7 @@ unfused on [the stand-in in host memory](test-without-an-npu.md): outputs and ev
 * **✓** means that all modules with this op are fused; behind it is what Fuseplug found them to compute. **In part**:
   [below](#left-alone) is what is left alone, and why. **–** means that no module has this op.
 * **Loss** is fused if you agree with `allow=["lazy_logits"]`. This column is from [another survey](losses.md): on the
-  CPU, with a kernel in plain PyTorch.
+  CPU, with a kernel in plain PyTorch. Models with a head were compared here with the loss by the kernel for NPUs.
 * **Compared** is the largest share of the [tolerance](coverage.md) that any tensor needed, in float32 and in bfloat16.
   More than 1 would be a mismatch.
 * **Patched by** names the frameworks whose own patches for NPUs [name the type](#patches-of-frameworks). The
@@ -38,10 +39,10 @@ unfused on [the stand-in in host memory](test-without-an-npu.md): outputs and ev
 
 Fuseplug does not replace softmax attention. Of linear attention, as in Qwen3-Next, Qwen3.5 and Kimi-Linear, the gated
 delta rule has [a kernel for NPUs](../kernel-packages/gated-delta-rule/README.md), and so has [the chunk scan of
-Mamba-2](../kernel-packages/ssd/README.md); they are in no column yet. Convolutions and selective scans have kernels for
-CPUs only. A model is in this list only if transformers has its type: one that runs code from its own repository
-(`trust_remote_code`) is not. All other types are on [Coverage](coverage.md); for any model, with or without code of its
-own, ask `fuseplug plan MODEL --device npu`.
+Mamba-2](../kernel-packages/ssd/README.md). Both were compared, and are in no column. Convolutions and selective scans
+have kernels for CPUs only. A model is in this list only if transformers has its type: one that runs code from its own
+repository (`trust_remote_code`) is not. All other types are on [Coverage](coverage.md); for any model, with or without
+code of its own, ask `fuseplug plan MODEL --device npu`.
 
 `python -m survey.npu_page` makes this page from [coverage.json](coverage.json) and [losses.md](losses.md).
 """
@@ -56,14 +57,15 @@ _CHINESE = f"""\
 * **✓**：该算子对应的模块全部融合，后面是识别出的计算公式。\
 **部分**：没有融合的模块及原因见[下文](#没有融合的模块)。**–**：模型中没有这种模块。
 * **损失**：需要同意 `allow=["lazy_logits"]` 才融合。\
-这一列来自[另一项调查](../losses.md)，在 CPU 上用纯 PyTorch 实现的算子完成。
+这一列来自[另一项调查](../losses.md)，在 CPU 上用纯 PyTorch 实现的算子完成。\
+有输出头的模型，本页的对比也包含 NPU 的损失算子。
 * **对比**：所有张量中，误差占[允许误差](../coverage.md)的最大比例，依次为 float32 和 bfloat16；大于 1 即不一致。
 * **框架补丁**：哪些框架自带的 NPU 补丁[点名了这个类型](#各框架自带的-npu-补丁)。\
 LLaMA-Factory 的类型没有逐一列出：这里只知道数量。
 
 Fuseplug 不替换 softmax 注意力。Qwen3-Next、Qwen3.5、Kimi-Linear 等模型的线性注意力中，gated delta rule \
 有 [NPU 算子](../../kernel-packages/gated-delta-rule/README.md)，\
-Mamba-2 的 chunk scan 也有 [NPU 算子](../../kernel-packages/ssd/README.md)，表中均尚未列出；\
+Mamba-2 的 chunk scan 也有 [NPU 算子](../../kernel-packages/ssd/README.md)，二者参与了对比，但表中没有单独的列；\
 因果卷积和 selective scan 目前只有 CPU 算子。\
 表中只有 transformers 自带的类型，不包括运行仓库内代码（`trust_remote_code`）的模型。\
 其余类型见 [Coverage](../coverage.md)。任何模型都可以用 `fuseplug plan MODEL --device npu` 查询。
@@ -124,7 +126,7 @@ def to_markdown(words: Words, content: Mapping[str, Any], losses: Mapping[str, s
     rows, left = [], []
     for family in FAMILIES:
         plan, result = planned[family.model_type], compared[family.model_type]
-        fused = sum(site["count"] for site in plan["sites"] if site["fused"] and site["op"] in _OPS)
+        fused = sum(site["count"] for site in plan["sites"] if site["fused"] and site["op"] in _COUNTED)
         if result["status"] != "checked" or result["fused"] != fused:
             raise ValueError(
                 f"{family.model_type}: {fused} sites are fused on CPUs, and {result['fused']} of a model that is "

@@ -114,7 +114,7 @@ def test_the_readme_says_what_the_records_say():
         "model types with any of them, compared with themselves unfused": [
             f"{each['checked']} of {each['with any of the ops']}" for each in types
         ],
-        "… these with the NPU kernels, on the stand-in in host memory, which cannot run the other 11": (
+        "… these with the NPU kernels, on the stand-in in host memory, which cannot run the others": (
             compared_by("npu")
         ),
         "… these with the Triton kernels, in Triton's interpreter": compared_by("triton"),

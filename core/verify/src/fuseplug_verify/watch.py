@@ -129,18 +129,18 @@ class Call:
         names: The names of the arguments that are given by name.
         kinds: The kinds of each argument, in this order; empty for the module.
         ranks: The numbers of dimensions of each argument; empty where they make no difference.
-        together: The kinds that arguments had together, without the module; empty if every combination was tried.
+        together: Which arguments were tensors together, without the module; empty if every combination was tried.
     """
 
     count: int
     names: tuple[str, ...]
     kinds: tuple[frozenset[Kind], ...]
     ranks: tuple[frozenset[int], ...]
-    together: frozenset[tuple[Kind, ...]] = frozenset()
+    together: frozenset[tuple[bool, ...]] = frozenset()
 
     def has(self, args: Sequence[Any]) -> bool:
-        """Whether arguments of the kinds of *args*, which the module may precede, occurred together."""
-        return any(tuple(map(kind_of, args[-len(row) :])) == row for row in self.together)
+        """Whether those of *args* that are tensors were tensors together; the module may precede them."""
+        return any(tensors_among(args[-len(row) :]) == row for row in self.together)
 
     def limited(self, main: int, ranks: frozenset[int]) -> Call:
         """This call with the main input limited to *ranks*; unchanged if *ranks* is empty."""
@@ -195,6 +195,11 @@ def kind_of(value: Any) -> Kind:
     if isinstance(value, torch.Tensor):
         return torch.Tensor
     return (type(value), value) if isinstance(value, BY_VALUE) else type(value)
+
+
+def tensors_among(values: Sequence[Any]) -> tuple[bool, ...]:
+    """Whether each of *values* is a tensor."""
+    return tuple([isinstance(value, torch.Tensor) for value in values])
 
 
 Dtypes = tuple[torch.dtype | None, ...]

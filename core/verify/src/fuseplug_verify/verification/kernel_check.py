@@ -54,7 +54,7 @@ class KernelCheck:
         self._compute = compute
         self._candidate = semantics.candidate
         self._semantics = semantics
-        self._subject = replace(subject, draws=semantics.draws)
+        self._subject = replace(subject, draws=semantics.draws, lazy=semantics.candidate.lazy)
         self._device = device
         self._gradients = gradients and not semantics.accepts.watch.no_grad
         self._exact = exact

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..data import Example
 from ..reading.lookup import attribute
 from ..subjects import Subject
-from ..watch import Call, Dtypes, kind_of
+from ..watch import Call, Dtypes, kind_of, tensors_among
 from .varying import Variation
 
 Likeness = Literal["same", "differs", "unanswered"]
@@ -53,14 +53,13 @@ def calls_of(examples: Sequence[Example], bound: bool, tried: Tried) -> Iterator
     """The ways in which *examples* are called, each once."""
     ways: dict[tuple[int, tuple[str, ...]], list[list[Any]]] = {}
     for example in examples:
-        way = (bound + len(example.args), tuple(example.kwargs))
-        ways.setdefault(way, []).append(arguments_of(example))
+        ways.setdefault((bound + len(example.args), tuple(example.kwargs)), []).append(arguments_of(example))
     for (count, names), rows in ways.items():
-        together = frozenset(tuple(map(kind_of, row)) for row in rows)
-        kinds = [frozenset(column) for column in zip(*together, strict=True)]
-        if len(together) == math.prod(map(len, kinds)):
+        columns = list(zip(*rows, strict=True))
+        kinds = [frozenset(map(kind_of, column)) for column in columns]
+        together = frozenset(map(tensors_among, rows))
+        if len(together) == math.prod(len({*column}) for column in zip(*together, strict=True)):
             together = frozenset()
-        columns = zip(*rows, strict=True)
         ranks = [frozenset(value.dim() for value in column if isinstance(value, Tensor)) for column in columns]
         none: list[frozenset[Any]] = [frozenset()] * bound
         # Ranks are varied only where all arguments have the same rank.

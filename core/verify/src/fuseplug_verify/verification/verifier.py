@@ -104,7 +104,6 @@ class Verifier:
             return key_of(semantics, device, ())
 
     def _check(self, semantics: Semantics, subject: Subject, compute: Compute, device: torch.device) -> KernelCheck:
-        subject = replace(subject, lazy=semantics.candidate.lazy)
         return KernelCheck(semantics, subject, compute, device, **self._options, around=self._around)
 
     def _before(self, semantics: Semantics, device: torch.device) -> tuple[str, Conditions | None]:

@@ -192,6 +192,6 @@ def _with_last(compute: Compute, variant: str, xs: Sequence[Tensor], cos: Tensor
 def _patches(compute: Compute, variant: str, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> list[Tensor]:
     """Rotate the last tokens, as many as the tables have rows; the tokens before them have no position."""
     rows = sin.shape[-2]
-    parts = [x.split((x.shape[-2] - rows, rows), dim=-2) for x in xs]
+    parts = [torch.split(x, [x.shape[-2] - rows, rows], dim=-2) for x in xs]
     rotated = _all(compute, variant, [patches for _, patches in parts], cos, sin)
     return [torch.cat((x, y), dim=-2) if x.shape[-2] else y for (x, _), y in zip(parts, rotated, strict=True)]

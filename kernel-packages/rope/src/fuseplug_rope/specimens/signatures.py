@@ -56,7 +56,7 @@ class Sections(Attention):
 
 def rotated_patches(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     rows = sin.shape[-2]
-    before, patches = x.split((x.shape[-2] - rows, rows), dim=-2)
+    before, patches = torch.split(x, [x.shape[-2] - rows, rows], dim=-2)
     return torch.cat((before, rotary(rotate_half, patches, cos, sin)), dim=-2)
 
 
