@@ -129,7 +129,7 @@ class Call:
         names: The names of the arguments that are given by name.
         kinds: The kinds of each argument, in this order; empty for the module.
         ranks: The numbers of dimensions of each argument; empty where they make no difference.
-        together: Which arguments were tensors together, without the module; empty if every combination was tried.
+        together: Which arguments were tensors together, in this order; empty if every combination was tried.
     """
 
     count: int
@@ -139,8 +139,8 @@ class Call:
     together: frozenset[tuple[bool, ...]] = frozenset()
 
     def has(self, args: Sequence[Any]) -> bool:
-        """Whether those of *args* that are tensors were tensors together; the module may precede them."""
-        return any(tensors_among(args[-len(row) :]) == row for row in self.together)
+        """Whether those of *args*, the module first, that are tensors were tensors together."""
+        return tensors_among(args) in self.together
 
     def limited(self, main: int, ranks: frozenset[int]) -> Call:
         """This call with the main input limited to *ranks*; unchanged if *ranks* is empty."""

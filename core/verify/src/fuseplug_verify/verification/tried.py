@@ -57,7 +57,7 @@ def calls_of(examples: Sequence[Example], bound: bool, tried: Tried) -> Iterator
     for (count, names), rows in ways.items():
         columns = list(zip(*rows, strict=True))
         kinds = [frozenset(map(kind_of, column)) for column in columns]
-        together = frozenset(map(tensors_among, rows))
+        together = frozenset(tensors_among([*([None] * bound), *row]) for row in rows)
         if len(together) == math.prod(len({*column}) for column in zip(*together, strict=True)):
             together = frozenset()
         ranks = [frozenset(value.dim() for value in column if isinstance(value, Tensor)) for column in columns]
