@@ -8,6 +8,8 @@ import torch
 from support import models
 from support.kernels import NormKernel, quiet_norm, ran, variant_of
 from support.managers import manager_of
+from support.transforms import TRANSFORMS
+from torch.utils.flop_counter import FlopCounterMode
 
 from fuseplug import Use, torch_private
 
@@ -197,6 +199,11 @@ class TestTracing:
 
         assert operations(left) == operations(Norm())
 
+    def test_in_a_dispatch_mode_the_original_runs(self, left):
+        x = rows(3)
+        with FlopCounterMode(display=False):
+            assert torch.equal(left(x), Norm()(x))
+
     def test_where_torch_compiles_kernels_without_their_gradients_so_has_one_for_training(self, monkeypatch):
         monkeypatch.setattr(torch_private, "MISCOMPILES_FUNCTIONS", True)
         kernel = variant_of(NormKernel, function="support.kernels:quiet_norm")
@@ -220,6 +227,15 @@ class TestTracing:
         for number in (1, 2, 3, 9):
             x = rows(number)
             assert torch.equal(compiled(x), Norm()(x))
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_in_a_transform_the_original_runs(transform):
+    module, applied = fused(lambda self, use: 0)
+    x = rows(3)
+    torch.testing.assert_close(transform(module)(x), transform(Norm())(x), rtol=0, atol=0)
+    module(x)
+    assert [(calls.fused, calls.original) for calls in applied.calls()] == [(1, 1)]
 
 
 def test_a_kernel_says_which_of_the_two():

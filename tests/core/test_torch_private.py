@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support import transforms
 from support.promises import Promised
 from support.thorough import thorough
 from torch.nn import functional
@@ -106,6 +107,14 @@ def test_what_several_have_is_the_same():
         members = [getattr(home, name) for home in HOMES if hasattr(home, name)]
         texts = {inspect.getsource(member) if inspect.isfunction(member) else repr(member) for member in members}
         assert len(texts) == 1, name
+
+
+@of("is_transformed")
+@pytest.mark.parametrize("transform", transforms.TRANSFORMS.values(), ids=transforms.TRANSFORMS)
+def test_what_is_transformed_is_seen_there_and_nowhere_else(transform):
+    seen = []
+    transform(lambda x: seen.append(private.is_transformed()) or x * 1)(X)
+    assert (set(seen), private.is_transformed()) == ({True}, False)
 
 
 @of("temporarily_clear_interpreter_stack")

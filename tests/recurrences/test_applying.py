@@ -4,7 +4,6 @@ import pytest
 import torch
 from support.recurrences import rows
 from support.thorough import quick_if
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuseplug_gated_delta_rule.specimens import specimens as delta_rules
 from fuseplug_selective_scan.specimens import specimens as scans
@@ -38,20 +37,3 @@ def test_modules_are_fused_and_undone(backend, name):
     ], report
     # Of several proposals, only the one that fits is reported.
     assert not report.fused[0].rejections + report.fused[0].outranked
-
-
-class Watching(TorchDispatchMode):
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        return function(*args, **kwargs or {})
-
-
-@pytest.mark.parametrize("name", [name for name in ("scan-0", "chunks-0", "head-0") if SPECIMENS[name][0] in HERE])
-def test_a_mode_sees_the_original(backend, name):
-    """Selective checkpointing is such a mode. The reference would keep the states of each token for the backward."""
-    op, specimens, number, *_ = SPECIMENS[name]
-    torch.manual_seed(0)
-    module, hidden = specimens()[number].to(backend.device), torch.randn(2, 70, 8).to(backend.device)
-    expected = module(hidden)
-    with backend.manager(op).apply_all(module) as applied, Watching():
-        assert torch.equal(module(hidden), expected)
-    assert [(count.fused, count.original) for count in applied.calls()] == [(0, 1)]

@@ -198,7 +198,7 @@ def test_behaviour_tells_which_variant_a_module_is():
     answer = examine(Norm(), replace(CANDIDATE, adapters=variants, reference=reference))
     assert isinstance(answer, Semantics)
     assert answer.adapter == variants[1]
-    assert answer.accepts.watch.described() == []
+    assert answer.accepts.watch.described() == ["eps is a number"]
     refusal = examine(Norm(), replace(CANDIDATE, adapters=variants[:1], reference=reference))
     assert isinstance(refusal, Refusal)
     assert "of 1 tried, the likeliest is around one: output[0] differs by up to" in refusal.reason

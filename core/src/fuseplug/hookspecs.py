@@ -47,9 +47,10 @@ class BaseKernel(abc.ABC):  # a common base of several kernels may declare abstr
             inherited.
         device_types: The types of device on which the kernel runs; empty for every device.
         differentiable: Whether gradients flow through the kernel. If not, it is used only for ``mode="inference"``.
-        when_traced: What computes a call that ``torch.compile``, ``torch.export`` or ``torch.jit.trace`` traces: the
-            ``"kernel"`` or the ``"original"``. Choose the original if the compiler fuses it, too, or cannot trace the
-            kernel in one graph.
+        when_traced: What computes a call that ``torch.compile``, ``torch.export`` or ``torch.jit.trace`` traces, or
+            whose operations a dispatch mode sees, such as selective checkpointing: the ``"kernel"`` or the
+            ``"original"``. Choose the original if the compiler fuses it, too, or cannot trace the kernel in one graph.
+            Under the transforms of `torch.func` and in forward mode, the original always computes.
         priority: Of kernels that are equally specific to a device, the one with the highest priority is preferred.
         rehearsal: ``"package.module:function"`` for each device type on which the first call compiles programs that can
             be built in parallel. The function takes no arguments and returns a context manager, within which Fuseplug

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn.modules import module as _nn_module
 
-__all__ = ["GLOBAL_HOOKS", "MISCOMPILES_FUNCTIONS", "traced_away"]
+__all__ = ["GLOBAL_HOOKS", "MISCOMPILES_FUNCTIONS", "is_transformed", "len_torch_dispatch_stack", "traced_away"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,6 +32,14 @@ GLOBAL_HOOKS = (
     _nn_module._global_backward_pre_hooks,
 )
 """The dicts to which ``torch.nn.modules.module.register_module_…_hook`` add hooks. No public function lists them."""
+
+len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
+"""How many modes see each operation, such as a FakeTensorMode or the mode of a tracer."""
+
+
+def is_transformed() -> bool:
+    """Whether a transform of `torch.func` or forward-mode differentiation is at work. Nothing public tells."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def traced_away(function: Callable[P, R]) -> Callable[P, R]:

@@ -198,6 +198,10 @@ def test_a_norm_computes_with_what_is_there_now(case, monkeypatch):
     assert attacked([NormKernel], make, change_of(change, monkeypatch)).last in ("original", "kernel")
 
 
+def test_the_original_computes_with_a_parameter_in_place_of_a_number_that_the_kernel_reads():
+    assert attacked([NormKernel], Norm, setting("eps", nn.Parameter(torch.tensor(0.5)))).last == "original"
+
+
 LEFT_ALONE = {
     "a scalar buffer": (
         WithBuffer,

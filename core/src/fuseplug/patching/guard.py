@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import operator
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from fuseplug_verify import Call, Watch, said_by
 
 from ..contract import Target
-from ..torch_private import GLOBAL_HOOKS
+from ..torch_private import GLOBAL_HOOKS, is_transformed, len_torch_dispatch_stack
 from .accepts import Accepts
 from .gains import Gains, by_dtype
 from .hooked import HOOKS, hooked_by, is_own, replaced_by
@@ -43,15 +44,12 @@ class _Term(NamedTuple):
 
     def why_not(self, args: Sequence[Any]) -> str:
         """The reason why the comparison fails for *args*; ``""`` if it holds."""
-        try:
+        with contextlib.suppress(*_GONE):
             if self.test(args):
                 return ""
-        except _GONE:
-            pass
-        try:
+        with contextlib.suppress(*_GONE):
             return self.meaning if isinstance(self.meaning, str) else self.meaning(args)
-        except _GONE:
-            return "something that is compared is no longer there"
+        return "something that is compared is no longer there"
 
 
 class Guard:
@@ -126,7 +124,8 @@ def _is_plain(number: int) -> Test:
 
 def _process(accepts: Accepts) -> Iterator[_Term]:
     if accepts.watch.untraced:
-        yield _Term(lambda _: not is_tracing(), "it is being traced")
+        why = "it is being traced, or a dispatch mode sees its operations"
+        yield _Term(lambda _: not (is_tracing() or len_torch_dispatch_stack()), why)
     if (scope := accepts.scope) is not None:
         yield _Term(lambda _: scope in entered(), OUTSIDE)
 
@@ -214,22 +213,14 @@ def _dtype(where: int | str) -> Callable[[Sequence[Any]], Any]:
     return dtype
 
 
-def _came_in(
-    original: Callable[..., Any],
-    accepts: Accepts,
-    came: Callable[[Sequence[Any]], tuple[Any, ...]],
-    args: Sequence[Any],
-) -> str:
+def _came_in(original: Callable[..., Any], accepts: Accepts, came: Test, args: Sequence[Any]) -> str:
     """The reason that names the dtypes of a call, next to those of the nearest mix that was checked."""
     parameters, dtypes = [*inspect.signature(original).parameters], came(args)
     nearest = max(accepts.dtypes, key=lambda row: sum(map(operator.is_, row, dtypes)))
     names = [parameters[where] if isinstance(where, int) else where for where in accepts.typed]
-    unlike, alike = [], []
-    for name, dtype, checked in zip(names, dtypes, nearest, strict=True):
-        if dtype is checked:
-            alike.append(f"{name} in {dtype}")
-        else:
-            unlike.append(f"{name} in {dtype} (checked: {checked})")
+    rows = [*zip(names, dtypes, nearest, strict=True)]
+    alike = [f"{name} in {dtype}" for name, dtype, checked in rows if dtype is checked]
+    unlike = [f"{name} in {dtype} (checked: {checked})" for name, dtype, checked in rows if dtype is not checked]
     beside = f", beside {' and '.join(alike)}" if alike else ""
     text = f"it has a dtype in which the kernel was not checked here: {' and '.join(unlike)}{beside}"
     return text.replace("torch.", "")
@@ -248,10 +239,8 @@ def original_now(original: Callable[..., Any], target: Target, accepts: Accepts)
 
 def _still(original: Callable[..., Any], target: Target, accepts: Accepts) -> Iterator[_Term]:
     if target.function is None or accepts.space is not None:
-        method, same, now = target.method, same_as(original), original_now(original, target, accepts)
-        of_class: Test = lambda args: same(getattr(type(args[0]), method))  # noqa: E731 - spares the call of now()
-        test: Test = of_class if target.function is None else lambda args: same(now(args))
-        yield _Term(test, f"{target} is no longer the one that was replaced")
+        same, now = same_as(original), original_now(original, target, accepts)
+        yield _Term(lambda args: same(now(args)), f"{target} is no longer the one that was replaced")
 
 
 def _module(watch: Watch) -> Iterator[_Term]:
@@ -264,6 +253,8 @@ def _module(watch: Watch) -> Iterator[_Term]:
                 why = f"there is something else in the place of {name}"
                 yield _Term(_each(tuple(above), functools.partial(_lacks, name, "object")), why)
             yield _Term(_each(route, _is_bare(value.value)), _hooked(meaning, route))
+        elif term.kind == "number":
+            yield _Term(_each(route, lambda number: type(number) in (int, float)), meaning)
         elif term.kind == "method":
             yield _Term(_each(route, _has_method(term.name, value.value)), meaning)
         elif term.space is not None:
@@ -326,6 +317,9 @@ def _hooked(meaning: str, route: Route) -> Callable[[Sequence[Any]], str]:
 
 
 def _surroundings(watch: Watch, device_type: str) -> Iterator[_Term]:
+    # Dynamo cannot ask, and transforms what it has traced.
+    why = "it is transformed by torch.func, or differentiated in forward mode"
+    yield _Term(lambda _: torch.compiler.is_compiling() or not is_transformed(), why)
     if watch.no_grad:
         yield _Term(lambda _: not torch.is_grad_enabled(), "gradients are on, and it was checked without them")
     if any(term.kind == "bare" for term in watch.terms):

@@ -32,10 +32,10 @@ class Adapter(abc.ABC):
 
         ``"*"`` stands for each item of a list of modules: ``"experts.*.up_proj.weight"``. Name parameters, buffers,
         numbers and flags. Do not name the children that the function calls: Fuseplug finds them. A value that is named
-        here may change after the kernel was applied, because the kernel sees the change. Every other number or flag
-        that the original reads is compared at each call with its former value, and the original runs if it differs. So
-        an adapter that leaves one out is right, but a little slower. If a tensor that is left out makes a difference,
-        the site is left alone.
+        here may change after the kernel was applied, because the kernel sees the change; a number must stay one. Every
+        other number or flag that the original reads is compared at each call with its former value, and the original
+        runs if it differs. So an adapter that leaves one out is right, but a little slower. If a tensor that is left
+        out makes a difference, the site is left alone.
         """
         return ()
 

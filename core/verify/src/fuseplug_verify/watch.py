@@ -94,13 +94,14 @@ class Term(NamedTuple):
         kind: ``"bare"``: a child that the original calls and the fused code does not, which must be of this class, with
             no hook and no forward of its own. ``"attribute"``: any attribute. ``"method"``: a method, which must still
             be its class's, and the same function. ``"global"``: the value of a name in a namespace or a closure cell.
+            ``"number"``: an attribute that the fused code reads, which must still be an int or a float.
         value: What must be there.
         route: The way to it from the module; for a method, the way to its owner.
         name: The name of a method or a global.
         space: Where a global is looked up.
     """
 
-    kind: Literal["bare", "attribute", "method", "global"]
+    kind: Literal["bare", "attribute", "method", "global", "number"]
     value: Expected
     route: Route = ()
     name: str = ""
@@ -111,13 +112,14 @@ class Term(NamedTuple):
         name, value = self.name or ".".join(step.name for step in self.route), self.value.value
         if self.kind == "bare":
             return f"{name} is a plain {value.__name__}, without hooks"
+        if self.kind == "number":
+            return f"{name} is a number"
         if self.value.absent:
             return f"there is no {name}"
         if self.value.by_value:
             return f"{name} is {value!r:.60}"
-        return (
-            f"{name} is {str(getattr(value, '__qualname__', None) or f'the {type(value).__name__} that it was')[:60]}"
-        )
+        what = getattr(value, "__qualname__", None) or f"the {type(value).__name__} that it was"
+        return f"{name} is {what!s:.60}"
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class Watch:
         no_autocast: Whether autocast must be off.
         no_grad: Whether gradients must be off.
         unhooked: Whether the module must have no hooks that see its result or the gradient of its result.
-        untraced: Whether nothing may trace the call.
+        untraced: Whether nothing may trace the call, or see its operations.
     """
 
     terms: tuple[Term, ...] = ()

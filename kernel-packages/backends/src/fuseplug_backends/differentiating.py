@@ -213,8 +213,8 @@ def _by_formula(
         results = ctx.rule.formula(ctx.form, tensors[: len(xs)], tensors[len(xs) :])
         return [result for result, grad in zip(results, grads, strict=True) if grad is not None]
 
-    upstream = [grad for grad in grads if grad is not None]
-    if not upstream:  # a backward may give none, and autograd calls the next one all the same
+    # A backward may give none, and autograd calls the next one all the same.
+    if not (upstream := [grad for grad in grads if grad is not None]):
         return [None for _ in needs]
     return vjp(formula, (*xs, *tables), needs, upstream, create_graph=differentiated_again())
 

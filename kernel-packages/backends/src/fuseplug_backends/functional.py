@@ -12,9 +12,10 @@ from typing import Any, TypeVar, cast
 import torch
 
 from fuseplug import BaseKernel
-from fuseplug.fallback import declining_small
+from fuseplug.fallback import by_reference, declining_small
 
 from .torch_private import traced_away
+from .tracing import is_transformed
 
 __all__ = ["by_device", "computed_by"]
 
@@ -29,7 +30,8 @@ def computed_by(compute: Callable[..., Any], reference: F) -> F:
         reference: The reference of the op. It checks its arguments, and computes with its argument ``compute=``.
 
     Returns:
-        *reference* with *compute* in place of its own computation.
+        *reference* with *compute* in place of its own computation; *reference* itself under `torch.func` and in
+        forward mode, which no kernel needs to know.
 
     Raises:
         TypeError: If *reference* takes no ``compute``.
@@ -39,8 +41,13 @@ def computed_by(compute: Callable[..., Any], reference: F) -> F:
             f"{reference.__module__}.{reference.__qualname__} takes no argument compute: add this keyword "
             "parameter, a function that it calls with the checked arguments; by default, its own computation"
         )
-    function: Any = functools.partial(reference, compute=compute)
-    functools.update_wrapper(function, reference)
+
+    @functools.wraps(reference)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if is_transformed():
+            return by_reference(reference, *args, **kwargs)
+        return reference(*args, compute=compute, **kwargs)
+
     function.__doc__ = compute.__doc__
     return cast("F", function)
 

@@ -45,5 +45,4 @@ def float32_is_faster(a: Tensor, b: Tensor) -> bool:
 
 def is_slow(dtype: torch.dtype, device_type: str) -> bool:
     """Whether torch multiplies matrices of *dtype* in a plain loop: on x86, half precision without AVX-512."""
-    half = dtype in (torch.bfloat16, torch.float16)
-    return half and device_type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    return dtype.itemsize == 2 and device_type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"

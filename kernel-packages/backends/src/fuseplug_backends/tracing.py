@@ -92,11 +92,9 @@ def transparent(*tensors: Tensor | None) -> bool:
     for tensor in tensors:  # a generator would take the host longer than all the rest
         if tensor is None:
             continue
-        if not (tracing or (type(tensor) in _READABLE and not (is_batch_of_gradients(tensor) or tensor.is_neg()))):
-            return False
-        if device is None:
-            device = tensor.device
-        elif tensor.device != device:
+        device = device or tensor.device
+        readable = tracing or (type(tensor) in _READABLE and not (is_batch_of_gradients(tensor) or tensor.is_neg()))
+        if not readable or tensor.device != device:
             return False
     return tracing or not (is_tracing() or is_transformed())
 

@@ -180,7 +180,7 @@ class Examination:
             return Refusal(f"it depends on what cannot be watched: {'; '.join(depends.unseen[:3])}", kind="unlike")
         if (why := self._untried_class(depends)) is not None:
             return why
-        for path in depends.numbers:
+        for path in (tuple(step.name for step in term.route) for term in depends.terms if term.kind == "number"):
             if self._with_another(path) == "differs":
                 return self._differs(f"when its {'.'.join(path)} is another number")
         for path in depends.tensors:

@@ -38,13 +38,11 @@ class Dependence:
     Attributes:
         terms: What can be compared at each call.
         tensors: Tensors, which cannot be compared at each call: paths below the module.
-        numbers: Numbers that the adapter says it reads: paths below the module.
         unseen: What could change without being noticed, described for the report.
     """
 
     terms: list[Term] = field(default_factory=list)
     tensors: list[Path] = field(default_factory=list)
-    numbers: list[Path] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
 
 
@@ -68,8 +66,9 @@ def dependence(
                 continue
             if not _is_named(path, reads):
                 _sort_attribute(depends, reading, module, path, value)
-            elif type(value) in (int, float):
-                depends.numbers.append(path)
+            elif type(value) in (int, float) and (route := walked(module, path)[0]):
+                # A tensor in its place may want a gradient, which no kernel has for a number.
+                depends.terms.append(Term("number", Expected.same(float), route))
         for (path, name), function in reading.methods.items():
             # Methods of torch's own are not expected to be replaced.
             if not (is_below(path, called) or _is_named((*path, name), reads) or _is_torchs(function.__module__)):

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fuseplug import Adapter, Compute
-from fuseplug_backends.tracing import is_watched
 
 _PACKED = ("seq_idx", "cu_seqlens")
 """Keywords that say where packed sequences begin. A model's function that cannot keep these apart raises an error."""
@@ -35,9 +34,9 @@ class DeltaRuleAdapter(Adapter):
         """Return a function with the parameters of the models' functions, except for the size of chunks.
 
         Shapes and errors are those of `fuseplug_gated_delta_rule.reference.gated_delta_rule`. The original computes a
-        call in which g or beta has another number of heads than the values, and a call in which a mode or transform
-        sees each operation: the reference has some for each token. It also computes a call with packed sequences,
-        unless *packed* is true, ``seq_idx`` numbers them, ``cu_seqlens`` agrees or is missing, and there are no states.
+        call in which g or beta has another number of heads than the values. It also computes a call with packed
+        sequences, unless *packed* is true, ``seq_idx`` numbers them, ``cu_seqlens`` agrees or is missing, and there are
+        no states.
         """
         variant, packed = self.variant, self.packed
 
@@ -52,7 +51,7 @@ class DeltaRuleAdapter(Adapter):
             use_qk_l2norm_in_kernel: bool = False,
             **kwargs: Any,
         ) -> Any:
-            if is_watched() or not g.shape[:3] == beta.shape == value.shape[:3]:
+            if not g.shape[:3] == beta.shape == value.shape[:3]:
                 return NotImplemented
             if kwargs and any(kwargs.get(name) is not None for name in _PACKED):
                 lengths = _lengths(kwargs, query) if packed and initial_state is None and not output_final_state else []

@@ -44,13 +44,13 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
     """`fuseplug_rmsnorm.reference.rms_norm` on an NPU: the same arguments, result and errors.
 
     The result is the reference's up to rounding. A row is computed in float32 and rounded once; a gate and its product
-    may be rounded to the dtype of x. Beyond the limits of the operation, under transforms of `torch.func`, and where
-    autocast changes the result of the variant, the reference computes.
+    may be rounded to the dtype of x. Beyond the limits of the operation, and where autocast changes the result
+    of the variant, the reference computes.
     """
     if norming.group_size == x.shape[-1]:
         norming = norming._replace(group_size=None)
     variant, eps, group_size = norming
-    if variant.is_cast(x) or is_transformed() or not _serves(x, weight, in_groups=group_size is not None):
+    if variant.is_cast(x) or not _serves(x, weight, in_groups=group_size is not None):
         return by_reference(reference.compute, norming, x, weight, gate)
     dtype = reference.result_dtype(x, weight, variant)
     if _widens(x, weight, dtype, variant, gated=gate is not None, in_groups=group_size is not None):

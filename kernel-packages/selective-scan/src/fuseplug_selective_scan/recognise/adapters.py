@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fuseplug import Adapter, Compute
-from fuseplug_backends.tracing import is_watched
 
 _PACKED = ("seq_idx", "cu_seqlens")
 """Keywords that say where packed sequences begin. A function that cannot keep sequences apart raises if it gets one."""
@@ -29,8 +28,7 @@ class ScanAdapter(Adapter):
         """Return a function with the parameters of models' own scans.
 
         Shapes and errors are those of `fuseplug_selective_scan.reference.selective_scan`. A call goes to the original
-        if it has packed sequences, groups of B or C, or fewer than `_FEWEST` tokens, or if a mode or transform sees
-        each operation: the reference has some for each token.
+        if it has packed sequences, groups of B or C, or fewer than `_FEWEST` tokens.
         """
 
         def scan(
@@ -53,7 +51,7 @@ class ScanAdapter(Adapter):
             batch, channels, tokens = hidden_states.shape
             shape = (batch, A.shape[-1], tokens)
             fits = A.shape[0] == channels and dt.shape == hidden_states.shape and B.shape == C.shape == shape
-            if packed or tokens < _FEWEST or not fits or is_watched():
+            if packed or tokens < _FEWEST or not fits:
                 return NotImplemented
             result, state = compute(hidden_states, dt, A, B, C, D, z, delta_bias, delta_softplus=delta_softplus)
             return (result, state) if return_last_state else result

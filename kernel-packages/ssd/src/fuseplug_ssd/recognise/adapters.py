@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from fuseplug import Adapter, Compute
-from fuseplug_backends.tracing import is_watched
 
 _NOT_COMPUTED = ("z", "seq_idx", "cu_seqlens")
 """Keywords that ask for more than the kernel computes: a gate, or packed sequences."""
@@ -29,8 +28,7 @@ class ChunkScanAdapter(Adapter):
         """Return a function with the parameters of models' own chunk scans.
 
         Shapes are those of `fuseplug_ssd.reference.ssd`. A call goes to the original if it asks for a gate or for
-        packed sequences, if its tensors have other shapes or no tokens, or if a mode or transform sees each operation:
-        the reference has some for each token.
+        packed sequences, or if its tensors have other shapes or no tokens.
         """
 
         def scan(
@@ -59,7 +57,7 @@ class ChunkScanAdapter(Adapter):
                 and all(x is None or x.shape == (heads,) for x in (D, dt_bias))
                 and (initial_states is None or initial_states.shape == (batch, heads, width, states))
             )
-            if more or not tokens or not fits or heads % groups or is_watched():
+            if more or not tokens or not fits or heads % groups:
                 return NotImplemented
             # A model then writes the last states into its cache, but the backward needs the initial states: the
             # original keeps a copy of them, too.

@@ -37,7 +37,6 @@ from fuseplug_backends.activations import ACTIVATIONS
 from fuseplug_backends.dtypes import have_model_dtypes
 from fuseplug_backends.functional import computed_by
 from fuseplug_backends.npu import cann_has, first_order, recomputed
-from fuseplug_backends.tracing import is_transformed
 
 from .. import reference
 from ..reference import Gating
@@ -81,7 +80,7 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     """
     variant, activation, layout = gating.variant, gating.activation, gating.layout
     operation = _operation(activation, variant.name, steep=gating.beta != 1.0)
-    if gating.is_cast(gate) or is_transformed() or operation is None or not _serves(gate, up, gating.limit):
+    if gating.is_cast(gate) or operation is None or not _serves(gate, up, gating.limit):
         return by_reference(reference.compute, gating, gate, up)
     if operation == "npu_clipped_swiglu" and not cann_has("npu_clipped_swiglu", 1, 64):
         return by_reference(reference.compute, gating, gate, up)

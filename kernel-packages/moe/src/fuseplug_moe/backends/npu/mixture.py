@@ -7,7 +7,6 @@ from torch import Tensor
 
 from fuseplug.fallback import by_reference
 from fuseplug_backends.functional import computed_by
-from fuseplug_backends.tracing import is_transformed
 
 from ... import reference
 from ...reference import Experts, Projection, first
@@ -38,7 +37,6 @@ def _takes(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool:
     pairs = ((experts.gate_up, experts.gate_up_bias), (experts.down, experts.down_bias), (experts.up, None))
     return (
         x.device.type == "npu"
-        and not is_transformed()
         and routing.takes(index, weights)
         and all(projection is None or gmm.takes(projection) for projection, _ in pairs)
         and all(bias is None or bias.dtype == first(of).dtype for of, bias in pairs if of is not None)

@@ -98,8 +98,6 @@ class StackedAdapter(Adapter):
                 or type(down) not in PLAIN
                 or (adapter.keeps_eval and not module.training and torch.is_grad_enabled())
                 or (parts.count is not None and getattr(module, parts.count) != len(down))
-                # Somebody may have made a number learnable.
-                or any(type(getattr(module, n)) not in (int, float) for n in (adapter.limit, adapter.alpha) if n)
                 or not names_experts(module, weights if parts.weights_first else index, len(gate_up))
             ):
                 return NotImplemented

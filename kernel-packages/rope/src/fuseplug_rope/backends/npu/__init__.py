@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fuseplug.fallback import by_reference
 from fuseplug_backends.functional import computed_by
-from fuseplug_backends.tracing import is_transformed
 
 from ... import reference
 from .layouts import OperandLayout, find_layout
@@ -34,7 +33,7 @@ def compute(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Ten
     layouts = []
     for x in xs:
         layout = find_layout(x, cos, sin, variant.width_rotated(cos), _mode(variant))
-        if layout is None or is_transformed() or variant.is_cast(x):
+        if layout is None or variant.is_cast(x):
             return by_reference(reference.compute, variant, q, k, cos, sin)
         layouts.append(layout)
     tables = _tables(variant, cos, sin)
