@@ -29,7 +29,7 @@ LINES = {
     "kernel-packages/gated-delta-rule/src": 706,
     "kernel-packages/liger/src": 515,
     "kernel-packages/linear-cross-entropy/src": 3171,
-    "kernel-packages/moe/src": 3865,
+    "kernel-packages/moe/src": 3862,
     "kernel-packages/rmsnorm/src": 1187,
     "kernel-packages/rope/src": 1974,
     "kernel-packages/selective-scan/src": 533,

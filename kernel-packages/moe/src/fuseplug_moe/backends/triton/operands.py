@@ -45,11 +45,9 @@ def matrices(weights: Sequence[Tensor], *, transposed: bool) -> Matrices:
 
 @functools.lru_cache(maxsize=4096)
 def _addresses(pointers: tuple[int, ...], device: torch.device) -> tuple[Tensor, int]:
-    """The addresses as a tensor on the device, copied once and without waiting, and their alignment."""
-    table = torch.tensor(pointers, dtype=torch.int64, device="cpu")
-    if device.type != "cpu":
-        table = table.pin_memory().to(device, non_blocking=True)
-    return table, math.gcd(16, *pointers)
+    """The addresses as a tensor on the device, and their alignment."""
+    # The host waits for this copy, once for each layer: a later call may run on another stream, which would not.
+    return torch.tensor(pointers, dtype=torch.int64, device=device), math.gcd(16, *pointers)
 
 
 @triton.jit
