@@ -67,7 +67,7 @@ UPSTREAM: dict[str, Rearrangement] = {
 
 
 def shapes(example: Example) -> Iterator[tuple[str, int, int, list[Example]]]:
-    """Yield the example cut to 0, 1 and an odd number along each dimension but the last.
+    """Yield the example cut to 0, 1 and an odd number along each dimension but the last, and to 1 along all of them.
 
     Yields:
         A description of the cut, the dimension, its new size, and the ways to cut the other arguments, likeliest first:
@@ -82,6 +82,11 @@ def shapes(example: Example) -> Iterator[tuple[str, int, int, list[Example]]]:
                 seen.add((dim, new))
                 ways = [_cut(example, _as_long(size), new), _cut(example, _at(dim, size), new)]
                 yield f"dimension {dim} {name} ({new} of {size})", dim, new, ways
+    if sum(size > 1 for size in main.shape[:-1]) > 1:
+        by_length = by_place = example
+        for dim, size in enumerate(main.shape[:-1]):
+            by_length, by_place = _cut(by_length, _as_long(size), 1), _cut(by_place, _at(dim, size), 1)
+        yield "one row", 0, 1, [by_length, by_place]
 
 
 def planted(example: Example, which: int, value: float) -> Example | None:

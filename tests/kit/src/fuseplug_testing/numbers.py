@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fuseplug_backends.triton.kernel import TritonKernel, interpreted
 from fuseplug_verify import Example, Outcome
@@ -17,6 +18,7 @@ from .edges import MEMORY_LAYOUTS, UPSTREAM, arguments, planted, zeroed
 from .edges import shapes as cut
 from .results import Finding
 from .subjects import Case
+from .torch_private import tree_leaves
 from .wrappers import within
 
 _MANY = 1 << 12
@@ -113,7 +115,7 @@ def gradients(case: Case) -> Iterator[Finding]:
 
 
 def no_grad(case: Case) -> Iterator[Finding]:
-    """Under ``no_grad`` and ``inference_mode``, results have the same bits, and nothing is recorded."""
+    """Under ``no_grad`` and ``inference_mode``, results have the same bits and keep them, and nothing is recorded."""
     for size in case.repeated_sizes:
         example = case.example(size=size)
         # The kernel may compute the model's next steps on a lazy result in another way when gradients are recorded.
@@ -131,6 +133,57 @@ def no_grad(case: Case) -> Iterator[Finding]:
                 yield Finding(
                     where, fault="" if same else "its values are not those it gives when gradients are recorded"
                 )
+                kept = [value.clone() for value in found]
+                case.kernel_on(replace(case.example(size=size, number=1), after=None), around=inside)
+                stay = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, kept, strict=True))
+                yield Finding(where, fault="" if stay else "its result changes when it is called again")
+
+
+def double_backward(case: Case) -> Iterator[Finding]:
+    """Differentiated twice, the kernel is right, or it raises an error."""
+    if not case.gradients:
+        yield Finding("", skipped="it says that it has no gradient")
+        return
+    example = next((each for each in map(case.example, case.proposal.mixes) if _is_float32(each)), None)
+    if example is None:
+        yield Finding("", skipped="none of its mixes is float32 only")
+        return
+    expected = attempt(lambda: case.kernel_on(example, case.original, _differentiated))
+    if isinstance(expected, Raised):
+        yield expected.by_the_original("")
+        return
+    truth = case.kernel_on(example, case.reference, _differentiated, device="cpu", dtype=torch.float64)
+    found = attempt(lambda: case.kernel_on(example, None, _differentiated))
+    if isinstance(found, Raised):
+        yield Finding("", skipped=f"it raises {found}, as a kernel without a second derivative should")
+        return
+    # Nobody states a tolerance for second derivatives, and one that is wrong is wrong by far more than a few percent.
+    why = case.excess(found, expected, truth, coarsest=torch.bfloat16)
+    remedy = "put once_differentiable of torch.autograd.function on the backward, and it raises an error instead"
+    yield Finding("", fault=f"a gradient of a gradient is wrong, and nothing says so: {why}; {remedy}" if why else "")
+
+
+def _differentiated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that returns the gradients of what *function* returns, such that they can be differentiated again."""
+
+    def call(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        outputs = [each for each in tree_leaves(function(*args, **kwargs)) if isinstance(each, Tensor)]
+        outputs = [output for output in outputs if output.requires_grad]
+        leaves = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        for module in (each for each in args if isinstance(each, nn.Module)):
+            leaves += module.parameters()
+        leaves = [leaf for leaf in leaves if leaf.requires_grad]
+        # Quarters of small integers are exact in every dtype.
+        grads = [(torch.arange(y.numel(), device=y.device) % 7 - 3).view(y.shape).to(y.dtype) / 4 for y in outputs]
+        found = torch.autograd.grad(outputs, leaves, grads, create_graph=True, allow_unused=True)
+        return tuple(torch.zeros(()) if gradient is None else gradient for gradient in found)
+
+    return call
+
+
+def _is_float32(example: Example) -> bool:
+    values = (*_tensors(example), *example.parameters.values())
+    return all(value.dtype is torch.float32 for value in values if value.is_floating_point())
 
 
 def special_values(case: Case) -> Iterator[Finding]:
