@@ -39,7 +39,7 @@ FUNCTIONS = {
     "without_gradient": ("numbers", r"gradient of args\[0\] is None"),
     "contiguous_gradient_only": ("gradients", "from above transposed in memory.*gradient of"),
     "wrong_when_weight_is_frozen": ("gradients", r"of args\[0\] alone.*gradient of args\[0\] is off by"),
-    "wrong_if_differentiated_twice": ("double-backward", "nothing says so: gradient of .*; put once_differ"),
+    "wrong_if_differentiated_twice": ("double-backward", "nothing says so: gradient of .*; if differentiated_"),
     # edges
     "wrong_when_large": ("sizes", r"4\d\d\d elements.*off by"),
     "stale": ("sizes", r"elements: output\[0\] is off by"),

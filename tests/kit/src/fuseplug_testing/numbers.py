@@ -159,7 +159,7 @@ def double_backward(case: Case) -> Iterator[Finding]:
         return
     # Nobody states a tolerance for second derivatives, and one that is wrong is wrong by far more than a few percent.
     why = case.excess(found, expected, truth, coarsest=torch.bfloat16)
-    remedy = "put once_differentiable of torch.autograd.function on the backward, and it raises an error instead"
+    remedy = "if differentiated_again(), return vjp() from the backward: both are in fuseplug_backends.differentiating"
     yield Finding("", fault=f"a gradient of a gradient is wrong, and nothing says so: {why}; {remedy}" if why else "")
 
 
