@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,9 +73,9 @@ def _at(case: Case, examples: list[Example], times: float = 1.0) -> Iterator[Fin
 def _odd(case: Case, example: Example) -> Example:
     """*example*, cut to an odd size along its longest dimension but the last; unchanged if that is not possible."""
     longest = max(example.args[0].shape[:-1], default=0)
-    for what, dim, new, ways in cut(example):
-        if " odd " in what and example.args[0].shape[dim] == longest:
-            return next((way for way in ways if _runs(case, way, dim, new)), example)
+    for what, dims, new, ways in cut(example):
+        if " odd " in what and example.args[0].shape[dims[0]] == longest:
+            return next((way for way in ways if _runs(case, way, dims, new)), example)
     return example
 
 
@@ -83,8 +83,8 @@ def shapes(case: Case) -> Iterator[Finding]:
     """Numbers are right for zero, one and an odd number of everything but features."""
     for size in case.edge_sizes:
         example = case.example(size=size)
-        for what, dim, new, ways in cut(example):
-            way = next((way for way in ways if _runs(case, way, dim, new)), None)
+        for what, dims, new, ways in cut(example):
+            way = next((way for way in ways if _runs(case, way, dims, new)), None)
             where = f"{what}, {_shape(example)}"
             if way is None:
                 yield Finding(where, skipped="the original raises here, or this dimension is elsewhere in its result")
@@ -210,14 +210,14 @@ def _where_it_goes(case: Case, where: str, example: Example) -> Iterator[Finding
     yield Finding(where, fault="it is not where the original has it in the result" if lost else "")
 
 
-def _runs(case: Case, example: Example, dim: int, new: int) -> bool:
+def _runs(case: Case, example: Example, dims: Sequence[int], new: int) -> bool:
     outcome = attempt(lambda: case.original_on(example))
     if isinstance(outcome, Raised):
         outcome.by_the_original("")  # raises if the error is the kit's
         return False
     outputs = _outputs(outcome)
     rank = example.args[0].dim()
-    return bool(outputs) and (outputs[0].dim() != rank or outputs[0].shape[dim] == new)
+    return bool(outputs) and (outputs[0].dim() != rank or all(outputs[0].shape[dim] == new for dim in dims))
 
 
 def _tensors(example: Example) -> list[Tensor]:
