@@ -39,6 +39,7 @@ FUNCTIONS = {
     "without_gradient": ("numbers", r"gradient of args\[0\] is None"),
     "contiguous_gradient_only": ("gradients", "from above transposed in memory.*gradient of"),
     "wrong_when_weight_is_frozen": ("gradients", r"of args\[0\] alone.*gradient of args\[0\] is off by"),
+    "wrong_if_differentiated_twice": ("double-backward", "nothing says so: gradient of .*; if differentiated_"),
     # edges
     "wrong_when_large": ("sizes", r"4\d\d\d elements.*off by"),
     "stale": ("sizes", r"elements: output\[0\] is off by"),
@@ -46,11 +47,13 @@ FUNCTIONS = {
     "raises_when_empty": ("shapes", "empty.*raises RuntimeError: grid of size 0"),
     "wrong_at_odd": ("shapes", r"dimension 1 odd \(3 of 4\).*off by"),
     "wrong_at_one": ("shapes", r"dimension 1 one \(1 of 4\).*off by"),
+    "wrong_in_one_row": ("shapes", r"one row, .*off by"),
     "contiguous_only": ("layouts", "every other element of a buffer.*off by inf"),
     "forgets_storage_offset": ("layouts", "not aligned.*off by inf"),
     "wrong_without_gradients": ("no-grad", r"no_grad, .*output\[0\] is off by"),
     "always_records": ("no-grad", "no_grad, .*gradient"),
     "other_bits_without_gradients": ("no-grad", "its values are not those it gives when gradients are recorded"),
+    "reused_buffer_without_gradients": ("no-grad", "no_grad, .*its result changes when it is called again"),
     "hides_nan": ("special-values", r"NaN in args\[0\], .*: it is not where the original has it"),
     "spreads_nan": ("special-values", r"NaN in args\[0\], .*off by inf"),
     "divides_by_zero": ("special-values", "zeros, .*off by inf"),
@@ -249,7 +252,7 @@ def test_a_right_kernel_has_no_fault(kernel):
     result = check_kernel(kernel)
     assert not result.faults
     unasked = {check.name for check in CHECKS} - result.passed.keys()
-    without_gradient = {"gradients", "checkpoint"} if not kernel.differentiable else set()
+    without_gradient = {"gradients", "double-backward", "checkpoint"} if not kernel.differentiable else set()
     of_a_function = {"copies", "casts"} if kernel is kernels.Rotary else set()
     # Without its model, a head is called outside its scope; own-call covers compile and autocast.
     by_itself = {"lazy", "own-call"} if kernel is not kernels.Head else {"compile", "autocast"}

@@ -55,6 +55,7 @@ ON_IMPORT = {
 IN_MATCH = {
     "mutates": ("site.module.seen = True", "it changed the module it was asked about"),
     "leaves": ("raise SystemExit(3)", "SystemExit while matching: 3"),
+    "says-yes": ("return True", "must give a list of Proposals, a Rejection or None; it gave True"),
     "greedy": (GREEDY, "computes none of the known variants"),
 }
 """What each does when it is asked about a module, and what Fuseplug says of it."""

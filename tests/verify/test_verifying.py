@@ -81,6 +81,16 @@ def wrong_without_gradients(self, x):
     return right(self, x) * (1.0 if torch.is_grad_enabled() else 1.5)
 
 
+_BUFFERS = {}
+
+
+def reuses_memory_without_gradients(self, x):
+    result = right(self, x)
+    if torch.is_grad_enabled():
+        return result
+    return _BUFFERS.setdefault((x.shape, x.dtype), torch.empty_like(x)).copy_(result)
+
+
 def raises(self, x):
     raise RuntimeError("no kernel image is available")
 
@@ -94,6 +104,7 @@ WRONG = {
     writes: r"args\[0\] afterwards differs from what the original writes there",
     wrong_when_large: r"float32\[256, 16\] on cpu: output\[0\] is off by",
     wrong_without_gradients: r"without gradients: output\[0\] is off by",
+    reuses_memory_without_gradients: r"float32\[4, 16\] on cpu without gradients: output\[0\] is off by",
     raises: r"RuntimeError while running on cpu: no kernel image is available",
 }
 

@@ -174,9 +174,9 @@ class BaseKernel(abc.ABC):  # a common base of several kernels may declare abstr
                 if not isinstance(answer.reason, str):
                     raise TypeError(f"a Rejection's reason must be a string, not {answer.reason!r}")
                 return Answer(self.kernel_id, rejection=answer)
-            proposals = tuple(answer)
-            if strangers := [item for item in proposals if not isinstance(item, Proposal)]:
-                raise TypeError(f"match() must give Proposals, a Rejection or None; it gave {strangers[0]!r}")
+            proposals = tuple(answer) if isinstance(answer, Iterable) and not isinstance(answer, str) else (answer,)
+            if isinstance(answer, Proposal) or not all(isinstance(item, Proposal) for item in proposals):
+                raise TypeError(f"match() must give a list of Proposals, a Rejection or None; it gave {answer!r:.80}")
             if faults := [fault for proposal in proposals for fault in _faults_of_proposal(proposal)]:
                 raise TypeError("; ".join(faults))
         except KeyboardInterrupt as error:

@@ -104,6 +104,31 @@ def contiguous_gradient_only(x, weight, eps, offset=0.0):
     return _AssumesContiguousGradient.apply(x, weight, eps, offset)
 
 
+class _SavesWhatItComputed(torch.autograd.Function):
+    """Its backward is right, but takes the reciprocal root for a constant."""
+
+    @staticmethod
+    def forward(ctx, x, weight, eps, offset):
+        wide = x.float()
+        root = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, weight, root)
+        ctx.offset = offset
+        return right_norm(x, weight, eps, offset)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight, root = ctx.saved_tensors
+        unit = x.float() * root
+        scaled = gradient.float() * (ctx.offset + weight.float())
+        rows = tuple(range(x.dim() - 1))
+        of_x = root * (scaled - unit * (scaled * unit).mean(-1, keepdim=True))
+        return of_x.to(x.dtype), (gradient.float() * unit).sum(rows).to(weight.dtype), None, None
+
+
+def wrong_if_differentiated_twice(x, weight, eps, offset=0.0):
+    return _SavesWhatItComputed.apply(x, weight, eps, offset)
+
+
 def wrong_when_weight_is_frozen(x, weight, eps, offset=0.0):
     return _AllOrNothing.apply(x, weight, eps, offset)
 
@@ -126,6 +151,10 @@ def wrong_at_odd(x, weight, eps, offset=0.0):
 
 def wrong_at_one(x, weight, eps, offset=0.0):
     return right_norm(x, weight, eps, offset) * (0 if x.shape[-2] == 1 else 1)
+
+
+def wrong_in_one_row(x, weight, eps, offset=0.0):
+    return right_norm(x, weight, eps, offset) * (0 if x.numel() == x.shape[-1] else 1)
 
 
 def contiguous_only(x, weight, eps, offset=0.0):
@@ -229,6 +258,12 @@ class _IntoBuffer(_Norm):
 
 
 def reused_buffer(x, weight, eps, offset=0.0):
+    return _IntoBuffer.apply(x, weight, eps, offset)
+
+
+def reused_buffer_without_gradients(x, weight, eps, offset=0.0):
+    if torch.is_grad_enabled():
+        return right_norm(x, weight, eps, offset)
     return _IntoBuffer.apply(x, weight, eps, offset)
 
 

@@ -47,6 +47,7 @@ CHECKS = (
     Check("results", returned.returned, "case"),
     Check("default-device", returned.default_device, "case"),
     Check("gradients", numbers.gradients, "case"),
+    Check("double-backward", numbers.double_backward, "case"),
     Check("no-grad", numbers.no_grad, "case"),
     Check("special-values", numbers.special_values, "case"),
     Check("memory", runs.memory, "case"),

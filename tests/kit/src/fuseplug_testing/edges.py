@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,12 +66,12 @@ UPSTREAM: dict[str, Rearrangement] = {
 """The memory layouts of the gradient from above; ``sum().backward()`` sends the first."""
 
 
-def shapes(example: Example) -> Iterator[tuple[str, int, int, list[Example]]]:
-    """Yield the example cut to 0, 1 and an odd number along each dimension but the last.
+def shapes(example: Example) -> Iterator[tuple[str, Sequence[int], int, list[Example]]]:
+    """Yield the example cut to 0, 1 and an odd number along each dimension but the last, and to 1 along all of them.
 
     Yields:
-        A description of the cut, the dimension, its new size, and the ways to cut the other arguments, likeliest first:
-        along their dimensions of the same length, or along the same dimension.
+        A description of the cut, the dimensions, their new size, and the ways to cut the other arguments, likeliest
+        first: along their dimensions of the same length, or along the same dimensions.
     """
     main = example.args[0]
     seen = set()
@@ -81,7 +81,12 @@ def shapes(example: Example) -> Iterator[tuple[str, int, int, list[Example]]]:
             if 0 <= new < size and (dim, new) not in seen:
                 seen.add((dim, new))
                 ways = [_cut(example, _as_long(size), new), _cut(example, _at(dim, size), new)]
-                yield f"dimension {dim} {name} ({new} of {size})", dim, new, ways
+                yield f"dimension {dim} {name} ({new} of {size})", (dim,), new, ways
+    if sum(size > 1 for size in main.shape[:-1]) > 1:
+        by_length = by_place = example
+        for dim, size in enumerate(main.shape[:-1]):
+            by_length, by_place = _cut(by_length, _as_long(size), 1), _cut(by_place, _at(dim, size), 1)
+        yield "one row", range(main.dim() - 1), 1, [by_length, by_place]
 
 
 def planted(example: Example, which: int, value: float) -> Example | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fuseplug_backends.triton.kernel import TritonKernel, interpreted
 from fuseplug_verify import Example, Outcome
@@ -17,6 +18,7 @@ from .edges import MEMORY_LAYOUTS, UPSTREAM, arguments, planted, zeroed
 from .edges import shapes as cut
 from .results import Finding
 from .subjects import Case
+from .torch_private import tree_leaves
 from .wrappers import within
 
 _MANY = 1 << 12
@@ -71,9 +73,9 @@ def _at(case: Case, examples: list[Example], times: float = 1.0) -> Iterator[Fin
 def _odd(case: Case, example: Example) -> Example:
     """*example*, cut to an odd size along its longest dimension but the last; unchanged if that is not possible."""
     longest = max(example.args[0].shape[:-1], default=0)
-    for what, dim, new, ways in cut(example):
-        if " odd " in what and example.args[0].shape[dim] == longest:
-            return next((way for way in ways if _runs(case, way, dim, new)), example)
+    for what, dims, new, ways in cut(example):
+        if " odd " in what and example.args[0].shape[dims[0]] == longest:
+            return next((way for way in ways if _runs(case, way, dims, new)), example)
     return example
 
 
@@ -81,8 +83,8 @@ def shapes(case: Case) -> Iterator[Finding]:
     """Numbers are right for zero, one and an odd number of everything but features."""
     for size in case.edge_sizes:
         example = case.example(size=size)
-        for what, dim, new, ways in cut(example):
-            way = next((way for way in ways if _runs(case, way, dim, new)), None)
+        for what, dims, new, ways in cut(example):
+            way = next((way for way in ways if _runs(case, way, dims, new)), None)
             where = f"{what}, {_shape(example)}"
             if way is None:
                 yield Finding(where, skipped="the original raises here, or this dimension is elsewhere in its result")
@@ -113,7 +115,7 @@ def gradients(case: Case) -> Iterator[Finding]:
 
 
 def no_grad(case: Case) -> Iterator[Finding]:
-    """Under ``no_grad`` and ``inference_mode``, results have the same bits, and nothing is recorded."""
+    """Under ``no_grad`` and ``inference_mode``, results have the same bits and keep them, and nothing is recorded."""
     for size in case.repeated_sizes:
         example = case.example(size=size)
         # The kernel may compute the model's next steps on a lazy result in another way when gradients are recorded.
@@ -131,6 +133,57 @@ def no_grad(case: Case) -> Iterator[Finding]:
                 yield Finding(
                     where, fault="" if same else "its values are not those it gives when gradients are recorded"
                 )
+                kept = [value.clone() for value in found]
+                case.kernel_on(replace(case.example(size=size, number=1), after=None), around=inside)
+                stay = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, kept, strict=True))
+                yield Finding(where, fault="" if stay else "its result changes when it is called again")
+
+
+def double_backward(case: Case) -> Iterator[Finding]:
+    """Differentiated twice, the kernel is right, or it raises an error."""
+    if not case.gradients:
+        yield Finding("", skipped="it says that it has no gradient")
+        return
+    example = next((each for each in map(case.example, case.proposal.mixes) if _is_float32(each)), None)
+    if example is None:
+        yield Finding("", skipped="none of its mixes is float32 only")
+        return
+    expected = attempt(lambda: case.kernel_on(example, case.original, _differentiated))
+    if isinstance(expected, Raised):
+        yield expected.by_the_original("")
+        return
+    truth = case.kernel_on(example, case.reference, _differentiated, device="cpu", dtype=torch.float64)
+    found = attempt(lambda: case.kernel_on(example, None, _differentiated))
+    if isinstance(found, Raised):
+        yield Finding("", skipped=f"it raises {found}, as a kernel without a second derivative should")
+        return
+    # Nobody states a tolerance for second derivatives, and one that is wrong is wrong by far more than a few percent.
+    why = case.excess(found, expected, truth, coarsest=torch.bfloat16)
+    remedy = "if differentiated_again(), return vjp() from the backward: both are in fuseplug_backends.differentiating"
+    yield Finding("", fault=f"a gradient of a gradient is wrong, and nothing says so: {why}; {remedy}" if why else "")
+
+
+def _differentiated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that returns the gradients of what *function* returns, such that they can be differentiated again."""
+
+    def call(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        outputs = [each for each in tree_leaves(function(*args, **kwargs)) if isinstance(each, Tensor)]
+        outputs = [output for output in outputs if output.requires_grad]
+        leaves = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        for module in (each for each in args if isinstance(each, nn.Module)):
+            leaves += module.parameters()
+        leaves = [leaf for leaf in leaves if leaf.requires_grad]
+        # Quarters of small integers are exact in every dtype.
+        grads = [(torch.arange(y.numel(), device=y.device) % 7 - 3).view(y.shape).to(y.dtype) / 4 for y in outputs]
+        found = torch.autograd.grad(outputs, leaves, grads, create_graph=True, allow_unused=True)
+        return tuple(torch.zeros(()) if gradient is None else gradient for gradient in found)
+
+    return call
+
+
+def _is_float32(example: Example) -> bool:
+    values = (*_tensors(example), *example.parameters.values())
+    return all(value.dtype is torch.float32 for value in values if value.is_floating_point())
 
 
 def special_values(case: Case) -> Iterator[Finding]:
@@ -157,14 +210,14 @@ def _where_it_goes(case: Case, where: str, example: Example) -> Iterator[Finding
     yield Finding(where, fault="it is not where the original has it in the result" if lost else "")
 
 
-def _runs(case: Case, example: Example, dim: int, new: int) -> bool:
+def _runs(case: Case, example: Example, dims: Sequence[int], new: int) -> bool:
     outcome = attempt(lambda: case.original_on(example))
     if isinstance(outcome, Raised):
         outcome.by_the_original("")  # raises if the error is the kit's
         return False
     outputs = _outputs(outcome)
     rank = example.args[0].dim()
-    return bool(outputs) and (outputs[0].dim() != rank or outputs[0].shape[dim] == new)
+    return bool(outputs) and (outputs[0].dim() != rank or all(outputs[0].shape[dim] == new for dim in dims))
 
 
 def _tensors(example: Example) -> list[Tensor]:

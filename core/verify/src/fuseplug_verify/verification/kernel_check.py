@@ -126,18 +126,17 @@ class KernelCheck:
         for size in sizes:
             # Two of one shape, judged after both have run: what is kept from one call must not show in another.
             examples = [self._candidate.example_of(mix, size, number) for number in range(2 if first else 1)]
-            outcomes, took = [], []
+            ran, took = [], []
             for example in examples:
                 start = time.perf_counter()
-                outcomes.append(self._run(self._fused, example))
+                ran.append((example, self._run(self._fused, example)))
                 took.append(time.perf_counter() - start)
             self.compile_seconds += max(0.0, took[0] - took[1]) if first else 0.0
-            for example, outcome in zip(examples, outcomes, strict=True):
-                if why := self._judged(example, outcome):
-                    return why
+            if why := self._judged(ran):
+                return why
         for size in self._larger_sizes() if first else ():
             example = self._candidate.example_of(mix, size)
-            if why := self._judged(example, self._run(self._fused, example)):
+            if why := self._judged([(example, self._run(self._fused, example))]):
                 return why
         if bias := excess_together(self._runs, self._tolerance):
             return Refusal(f"its numbers are wrong for {describe(example)} on {self._device}: {bias}", kind="failed")
@@ -167,11 +166,10 @@ class KernelCheck:
         """The numbers of dimensions for which the kernel is right; or why it is wrong at some length."""
         example = self._candidate.example_of(mix, min(self._candidate.check_sizes))
         right, wrong = {example.args[main_argument(example)].dim()}, False
-        for variation in variations(example, sizes=(), numbers=(), clamps=False):
-            if variation.kind not in ("rank", "length"):
-                continue
+        varied = variations(example, sizes=(), numbers=(), clamps=False)
+        for variation in (each for each in varied if each.kind in ("rank", "length")):
             try:
-                why = self._judged(variation.example, self._run(self._fused, variation.example), repeated=True)
+                why = self._judged([(variation.example, self._run(self._fused, variation.example))], repeated=True)
             except Exception as error:  # noqa: BLE001 - it may raise anything, and so may the original
                 why = self._raises(variation.example, error)
             if variation.kind == "rank":
@@ -189,27 +187,29 @@ class KernelCheck:
             return None
         return raised(f"running {describe(example)} on {self._device}", error)
 
-    def _judged(self, example: Example, outcome: Outcome, *, repeated: bool = False) -> Refusal | None:
-        """What is wrong with *outcome*; *repeated* is as in `Tolerance.excess`."""
-        expected = self._run(self._subject.original, example)
-        truth = self._truth(example)
-        on = f"{describe(example)} on {self._device}"
-        # The kernel may be twice as far from the truth as the original. So the original must be near the truth.
-        if departure(expected, expected, truth, self._tolerance):
-            reference = self._run(self._reference, example)
-            if why := self._tolerance.excess(expected, reference, truth, repeated=True):
-                return Refusal(f"for {on} it computes something else than for small inputs: {why}", kind="unlike")
-        if wrong := self._wrong(example, outcome, expected, truth, on, repeated=repeated):
-            return wrong
-        self._runs.append(Few.of(outcome, expected, truth, self._tolerance))
-        if not self._gradients:
-            return None
-        # Only after the other outcome was judged: this run may write into its memory.
-        quiet = self._run(self._fused, example, gradients=False)
-        expected, truth = expected.without_gradients(), truth.without_gradients()
-        if self._exact:
-            expected = self._run(self._subject.original, example, gradients=False)
-        return self._wrong(example, quiet, expected, truth, f"{on} without gradients", repeated=repeated)
+    def _judged(self, ran: Sequence[tuple[Example, Outcome]], *, repeated: bool = False) -> Refusal | None:
+        """What is wrong with the outcomes of the examples that *ran*; *repeated* is as in `Tolerance.excess`."""
+        quiet = []
+        for example, outcome in ran:
+            expected, truth = self._run(self._subject.original, example), self._truth(example)
+            on = f"{describe(example)} on {self._device}"
+            # The kernel may be twice as far from the truth as the original. So the original must be near the truth.
+            if departure(expected, expected, truth, self._tolerance):
+                reference = self._run(self._reference, example)
+                if why := self._tolerance.excess(expected, reference, truth, repeated=True):
+                    return Refusal(f"for {on} it computes something else than for small inputs: {why}", kind="unlike")
+            if wrong := self._wrong(example, outcome, expected, truth, on, repeated=repeated):
+                return wrong
+            self._runs.append(Few.of(outcome, expected, truth, self._tolerance))
+            if self._gradients:
+                again = self._run(self._subject.original, example, gradients=False) if self._exact else expected
+                quiet.append((example, again.without_gradients(), truth.without_gradients(), on))
+        # Only after the other outcomes were judged: these runs may write into their memory. Not into each other's.
+        outcomes = [self._run(self._fused, example, gradients=False) for example, *_ in quiet]
+        for (example, expected, truth, on), outcome in zip(quiet, outcomes, strict=True):
+            if wrong := self._wrong(example, outcome, expected, truth, f"{on} without gradients", repeated=repeated):
+                return wrong
+        return None
 
     def _wrong(
         self, example: Example, outcome: Outcome, expected: Outcome, truth: Outcome, on: str, *, repeated: bool
@@ -232,7 +232,7 @@ class KernelCheck:
             mixed_fails = len(example.args) > 1 and self._fails(mixed, self._tolerance)
             return mixed_fails or self._fails(example, self._tolerance, arguments=transposed)
         contiguous = replace(example, args=with_tensors(torch.Tensor.contiguous, tuple(example.args)))
-        return self._judged(contiguous, self._run(self._fused, contiguous)) or False
+        return self._judged([(contiguous, self._run(self._fused, contiguous))]) or False
 
     def _fails_under_autocast(self, mix: Any) -> bool:
         tolerance = replace(self._tolerance, coarsest=torch.get_autocast_dtype(self._device.type))
