@@ -38,6 +38,9 @@ WRONG = {
     "only": ({"only": "layers.*.nrom1"}, PlanError, r"only='layers.\*.nrom1' matches none of the .* near it: .*norm1"),
     "skip": ({"skip": ["norm", "layer.0"]}, PlanError, "skip='layer.0' matches none of .* near it: layers.0"),
     "mode": ({"mode": "train"}, PlanError, 'mode=\'train\' is unknown: expected "auto", "training" or "inference"'),
+    "verify": ({"verify": "alway"}, PlanError, "verify='alway' is unknown: expected True, False or \"always\""),
+    "consent": ({"allow": True}, PlanError, "expected a name, or a list of names, found True"),
+    "a number as a glob": ({"only": ["norm", 3]}, PlanError, r"found \['norm', 3\]: write each name as a string"),
     "device": ({"device": "cdua"}, PlanError, "device='cdua' is unknown: .*did you mean 'cuda'"),
     "device by another name": ({"device": "gpu"}, PlanError, "did you mean 'cuda'"),
     "device index": ({"device": "cuda:x"}, PlanError, "device='cuda:x' is unknown"),
@@ -75,6 +78,14 @@ def test_with_no_kernels_at_all_nothing_happens(manager, model):
     report = manager.apply_all(model).report
     assert not report.entries
     assert "0 of 0 targets fused" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [({"skip": "*"}, "this model has no module with this op"), ({"include": []}, "include= names no kernel")],
+)
+def test_if_nothing_is_left_to_plan_the_reason_is_whole(fusing, model, options, why):
+    assert set(fusing.plan(model, **options).report.idle.values()) == {why}
 
 
 def test_strict_raises_if_a_site_had_to_be_left_alone(manager, model):

@@ -149,6 +149,13 @@ def test_every_size_can_be_asked_for(how, monkeypatch):
     assert applied.report.fused[0].gains_from == {}
 
 
+@pytest.mark.parametrize("word", ["0", "off", "False", "no"])
+def test_a_variable_that_says_no_asks_for_nothing(word, monkeypatch):
+    monkeypatch.setenv("FUSEPLUG_EVERY_SIZE", word)
+    _, applied = fused()
+    assert applied.report.fused[0].gains_from
+
+
 def test_without_a_word_of_it_every_size_is_the_kernels():
     module = Norm()
     manager_of(NormKernel).apply_all(module)

@@ -250,7 +250,7 @@ class TestUnasked:
         self.run(model)
         (warning,) = said()
         assert warning.startswith(
-            "1 of 7 fused targets are not in use:\n  layers.*.attention.forward:apply_rotary: toy_rotary"
+            "1 of 7 fused targets are not in use:\n  layers.1.attention.forward:apply_rotary: toy_rotary"
         )
         assert "its replacement was taken off, and it is " in warning
 

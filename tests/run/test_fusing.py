@@ -81,6 +81,12 @@ def test_a_model_is_fused_once_and_said_once(fusing, manager, said):
     assert line.startswith("Toy: 5 of 5 targets fused for training on cpu; ")
 
 
+def test_what_the_report_notes_is_said_with_it(make, said):
+    make(allow=("lazy",)).fuse(Toy())
+    ((_, line),) = said
+    assert line.endswith(" s; note: allow='lazy': no kernel asked for that")
+
+
 def test_what_is_not_trained_is_left_alone(fusing, manager, said):
     model = Toy().requires_grad_(False)
     fusing.fuse(model)
@@ -460,7 +466,7 @@ class TestFirstCalls:
         assert warned() == []
         self.trained(model, 11)
         (line,) = warned()
-        assert line.startswith("1 of 5 fused targets are not in use:\n  layers.*.norm1.forward: ")
+        assert line.startswith("1 of 5 fused targets are not in use:\n  layers.0.norm1.forward: ")
 
     def test_calls_that_are_too_small_to_gain_are_said_in_the_end(self, monkeypatch, said):
         monkeypatch.delenv("FUSEPLUG_EVERY_SIZE")

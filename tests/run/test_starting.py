@@ -34,6 +34,11 @@ def test_it_waits_and_changes_nothing_else(python):
     assert set(modules) - set(plain[2]) <= {"_fuseplug_on_import", "__future__"}
 
 
+@pytest.mark.parametrize("off", ["OFF", "0", "false", "no"])
+def test_it_is_turned_off_in_any_of_the_usual_words(python, off):
+    assert state(python("-c", STATE, FUSEPLUG_AUTO=off))[0] == []
+
+
 def test_the_users_own_sitecustomize_still_runs(python, site):
     (site / "sitecustomize.py").write_text("MINE = __file__")
     assert state(python("-c", STATE))[3] == str(site / "sitecustomize.py")

@@ -169,8 +169,10 @@ class Applied:
     def calls(self) -> list[Calls]:
         """The numbers of calls that each kernel and its original computed since the kernel was put on.
 
-        The counts belong to the module and the target, so every handle of the model gives the same counts. Counting
-        takes a tenth of a microsecond for each call. Calls inside compiled programs are not counted.
+        The counts belong to the replacement of a target, so every handle with this replacement gives the same counts. A
+        later `KernelManager.apply_all` that makes a new replacement, as after a cast, counts anew: use its handle, or
+        that of `KernelManager.applied_to`. Counting takes a tenth of a microsecond for each call. Calls inside compiled
+        programs are not counted.
         """
         return [target.calls() for target in counted(self.patches)]
 

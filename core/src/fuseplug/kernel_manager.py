@@ -72,7 +72,8 @@ class KernelManager:
     * ``verify``: ``False`` does not run each kernel on its device. Fuseplug always finds out what a module computes, by
       running a twin of it. A check that a kernel passed is kept for other processes until something that it depends on
       changes; ``"always"`` runs it again.
-    * ``strict``: raise an error if a site for which a kernel answered had to be left alone.
+    * ``strict``: raise an error if a kernel that fits a site could not be used there. These are no errors: a site that
+      computes something else, a consent that you did not give, and a kernel that is slower or rounds otherwise.
     * ``allow``: words for what you agree to give up. A kernel that changes more than speed and memory names a word
       (``"lazy_logits"``), and is used only if ``allow`` has this word. The report says which kernel asks for which
       word.
@@ -166,9 +167,10 @@ class KernelManager:
         """Decide and check what would be done to *model*, and change nothing. `KernelManager` explains the arguments.
 
         Raises:
-            PlanError: If *model* is not a module, a glob matches nothing, *device*, *mode* or *rounding* is unknown,
-                *rounding* is ``"exact"`` without *verify*, or *measure* is no batch of the model, or is given with
-                *every_size*, for a model that cannot be run here, or without fuseplug-tools.
+            PlanError: If *model* is not a module, a glob matches nothing, *device*, *mode*, *rounding* or *verify* is
+                unknown, names are no strings, *rounding* is ``"exact"`` without *verify*, or *measure* is no batch of
+                the model, or is given with *every_size*, for a model that cannot be run here, or without
+                fuseplug-tools.
             DiscoveryError: If a kernel that was asked for by name is not installed or not ready.
             SettingsError: If the user's file with settings is not valid.
             RejectedError: With ``strict``, if something had to be left alone; `VerificationError` if the reason is that
@@ -189,7 +191,7 @@ class KernelManager:
             record.name for word in names_in(exclude) for record in named_by(records, word, must_be_ready=False)
         ]
         taking_part = select(records, include, excluded, purpose)
-        every = every_size or environment().get(EVERY_SIZE_VARIABLE, "") not in ("", "0")
+        every = every_size or environment().get(EVERY_SIZE_VARIABLE, "").lower() not in ("", "0", "off", "false", "no")
         measurer = None
         if measure is not False:
             _refuse_every_size(every)
@@ -325,15 +327,19 @@ def _must_be_module(model: object, hint: str = "load or build the model first") 
     raise PlanError(f"expected a torch.nn.Module, found {what}: {hint}", found=model)
 
 
+def _must_be_known(name: str, value: object, known: Sequence[object], expected: str) -> None:
+    if value not in known:
+        raise PlanError(f"{name}={value!r} is unknown: expected {expected}")
+
+
 def _mode(mode: str) -> Mode:
-    if mode not in ("auto", "training", "inference"):
-        raise PlanError(f'mode={mode!r} is unknown: expected "auto", "training" or "inference"')
+    _must_be_known("mode", mode, ("auto", "training", "inference"), '"auto", "training" or "inference"')
     return "inference" if mode == "inference" else "training"
 
 
 def _exact(rounding: str, verify: bool | str) -> bool:
-    if rounding not in ("close", "exact"):
-        raise PlanError(f'rounding={rounding!r} is unknown: expected "close" or "exact"')
+    _must_be_known("rounding", rounding, ("close", "exact"), '"close" or "exact"')
+    _must_be_known("verify", verify, (True, False, "always"), 'True, False or "always"')
     if rounding == "exact" and not verify:
         raise PlanError('rounding="exact" needs the kernels to run, and verify=False runs none: drop one of them')
     return rounding == "exact"

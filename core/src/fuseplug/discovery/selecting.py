@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..configuration import SETTINGS, named
 from ..contract import Mode
-from ..errors import DiscoveryError
+from ..errors import DiscoveryError, PlanError
 from .ownership import normal
 from .records import KernelRecord
 
@@ -17,8 +17,15 @@ ALLOW_VARIABLE = SETTINGS["allow"].variable
 
 
 def names_in(value: str | Sequence[str]) -> tuple[str, ...]:
-    """The names in *value*, which is one name or several."""
-    return (value,) if isinstance(value, str) and value else tuple(value)
+    """The names in *value*, which is one name or several.
+
+    Raises:
+        PlanError: If *value* is something else.
+    """
+    names = tuple(value) if isinstance(value, Iterable) and not (value and isinstance(value, str)) else (value,)
+    if not all(isinstance(name, str) for name in names):
+        raise PlanError(f"expected a name, or a list of names, found {value!r}: write each name as a string")
+    return names
 
 
 def select(

@@ -238,12 +238,11 @@ def _remedy(reason: str) -> str:
 
 def _lines(findings: Sequence[NotInUse]) -> list[str]:
     """The lines of a warning, one for all *findings* that differ only in the number of their layer."""
-    alike: dict[tuple[str, str, str], int] = {}
+    alike: dict[tuple[str, str, str], list[str]] = {}
     for finding in findings:
-        where = re.sub(r"\b\d+\b", "*", f"{finding.paths[0] or 'the model'}.{finding.target}")
-        key = (where, finding.kernel_id, finding.why)
-        alike[key] = alike.get(key, 0) + 1
+        where = f"{finding.paths[0] or 'the model'}.{finding.target}"
+        alike.setdefault((re.sub(r"\b\d+\b", "*", where), finding.kernel_id, finding.why), []).append(where)
     return [
-        f"{where}{f' ({number} times)' if number > 1 else ''}: {kernel_id}: {why}"
-        for (where, kernel_id, why), number in alike.items()
+        f"{paths[0] if len(paths) == 1 else f'{where} ({len(paths)} times)'}: {kernel_id}: {why}"
+        for (where, kernel_id, why), paths in alike.items()
     ]

@@ -121,20 +121,18 @@ def _concerns(record: KernelRecord, places: Sequence[Place]) -> bool:
 
 def _idle(rules: Rules, places: Sequence[Place], answered: AbstractSet[str]) -> dict[str, str]:
     """Why kernels that are ready are of no use here, by kernel id."""
-    here = sorted({place.device_type for place in places})
+    here = ", ".join(sorted({place.device_type for place in places}))
     idle = {}
     for record in rules.installed:
         kernel = record.kernel
         if kernel is None or record.state != "ready":
             continue
-        if not any(kernel.runs_on(device_type) for device_type in here):
-            idle[record.kernel_id] = (
-                f"runs on {', '.join(kernel.device_types)}; this model is planned for {', '.join(here)}"
-            )
+        if here and not any(kernel.runs_on(place.device_type) for place in places):
+            idle[record.kernel_id] = f"runs on {', '.join(kernel.device_types)}; this model is planned for {here}"
         elif rules.gradients and not kernel.differentiable:
             idle[record.kernel_id] = 'has no gradient: used with mode="inference"'
         elif record not in rules.records:
-            asked_for = f"only {', '.join(rules.order) or 'none'} was asked for"
+            asked_for = f"only {', '.join(rules.order)} was asked for" if rules.order else "include= names no kernel"
             idle[record.kernel_id] = "left out by exclude=" if record.name in rules.excluded else asked_for
         elif record.kernel_id not in answered:
             idle[record.kernel_id] = "this model has no module with this op"

@@ -221,14 +221,9 @@ class Report:
         yield from _table("left alone", ("op", "class", "why"), alone, width)
         passed_over: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
         for entry in self.fused:
-            for kernel, rejection in entry.rejections:
-                if kernel in self.raised:
-                    continue
-                passed_over[one_line(kernel), one_line(entry.class_name), rejection.reason].append(entry)
-            for kernel in entry.outranked:
-                passed_over[one_line(kernel), one_line(entry.class_name), f"outranked by {entry.kernel_id}"].append(
-                    entry
-                )
+            others = [(kernel, why.reason) for kernel, why in entry.rejections if kernel not in self.raised]
+            for kernel, why in [*others, *((kernel, f"outranked by {entry.kernel_id}") for kernel in entry.outranked)]:
+                passed_over[one_line(kernel), one_line(entry.class_name), why].append(entry)
         yield from _table("passed over", ("kernel", "class", "why"), passed_over, width)
         yield from _kernels([r for r in self.records if r.state != "ready"], self.raised, self.idle, width)
         yield from (Text(f"note: {one_line(note)}") for note in self.notes)
@@ -260,8 +255,7 @@ def _kernels(
 ) -> Iterable[Any]:
     narrow = width < _WIDE
     if records or raised or idle:
-        rows: list[tuple[tuple[str, ...], str]] = []
-        rows += [((record.kernel_id, record.distribution, record.state), record.reason) for record in records]
+        rows: list[tuple[tuple[str, ...], str]] = [((r.kernel_id, r.distribution, r.state), r.reason) for r in records]
         rows += [((kernel_id, "", "broken"), why) for kernel_id, why in raised.items()]
         rows += [((kernel_id, "", "idle"), why) for kernel_id, why in idle.items()]
         table = _empty("kernels not taking part", ("kernel", "distribution", "state"), width)
@@ -285,7 +279,10 @@ def _empty(title: str, columns: Sequence[str], width: int) -> Any:
 
 
 def _where(entries: Sequence[Entry], most: int = 3) -> str:
-    """The paths, with numbers replaced by stars so that all layers of a model share one line."""
-    shapes = dict.fromkeys(re.sub(r"\b\d+\b", "*", one_line(entry.paths[0])) or "(the model)" for entry in entries)
+    """The paths. Stars replace numbers where this lets several paths share a line, as those of all layers do."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for path in (one_line(entry.paths[0]) or "(the model)" for entry in entries):
+        alike[re.sub(r"\b\d+\b", "*", path)].append(path)
+    shapes = [paths[0] if len(paths) == 1 else shape for shape, paths in alike.items()]
     rest = [f"and {len(shapes) - most} more"] if len(shapes) > most else []
-    return "\n".join([*list(shapes)[:most], *rest])
+    return "\n".join([*shapes[:most], *rest])

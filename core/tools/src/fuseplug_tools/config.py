@@ -16,9 +16,7 @@ def config(as_json: AsJson = False) -> None:
         for name, setting in SETTINGS.items()
     ]
     if as_json:
-        print_json(
-            {name: {"value": value, "from": None if value is None else source} for name, value, source, _ in rows}
-        )
+        print_json({name: {"value": value, "from": None if value is None else by} for name, value, by, _ in rows})
         return
     table = empty_table("setting", "value", "from")
     for name, value, source, unset in rows:

@@ -69,7 +69,8 @@ class Telling:
         what = (report.model_class, *rows(report))
         if what not in self._told:
             told = self._told[what] = _Told()
-            log.info("%s%s", "dry run, nothing is changed: " if self._dry else "", one_line(report.summary()))
+            line = one_line("; note: ".join([report.summary(), *report.notes]))
+            log.info("%s%s", "dry run, nothing is changed: " if self._dry else "", line)
             if (classes := _hooked_by_zero3(model, report)) and _zero3_is_on():
                 log.info(_LEAVES, " and ".join(classes), ",".join(classes), ", ".join(classes))
             if self._path is not None:

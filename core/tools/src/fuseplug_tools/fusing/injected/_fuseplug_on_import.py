@@ -61,6 +61,6 @@ class OnImport:
 def start() -> None:
     """Wait for the modules that ``fuseplug run`` names, unless ``FUSEPLUG_AUTO=off``, or this was done before."""
     names = os.environ.get("FUSEPLUG_RUN_MODULES", "").split()
-    off = os.environ.get("FUSEPLUG_AUTO", "").lower() == "off"
+    off = os.environ.get("FUSEPLUG_AUTO", "").lower() in ("off", "0", "false", "no")
     if names and not off and not any(isinstance(finder, OnImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, OnImport(names))
