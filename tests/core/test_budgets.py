@@ -21,19 +21,19 @@ SLACK = 0.02
 """The share of a budget that may be unused, so that the test does not fail for one line less."""
 
 LINES = {
-    "core/src": 4696,
-    "core/verify/src": 3886,
-    "core/tools/src": 2964,
+    "core/src": 4695,
+    "core/verify/src": 3885,
+    "core/tools/src": 2963,
     "kernel-packages/backends/src": 1496,
     "kernel-packages/causal-conv1d/src": 395,
-    "kernel-packages/gated-delta-rule/src": 706,
+    "kernel-packages/gated-delta-rule/src": 709,
     "kernel-packages/liger/src": 515,
     "kernel-packages/linear-cross-entropy/src": 3171,
     "kernel-packages/moe/src": 3862,
     "kernel-packages/rmsnorm/src": 1187,
     "kernel-packages/rope/src": 1974,
-    "kernel-packages/selective-scan/src": 533,
-    "kernel-packages/ssd/src": 708,
+    "kernel-packages/selective-scan/src": 535,
+    "kernel-packages/ssd/src": 710,
     "kernel-packages/swiglu/src": 1342,
 }
 """Lines of code of each distribution. The aims: core 3,800, verify 3,500, tools 2,900, backends 1,500; an op 2,000, but

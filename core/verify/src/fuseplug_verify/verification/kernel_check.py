@@ -167,7 +167,7 @@ class KernelCheck:
         example = self._candidate.example_of(mix, min(self._candidate.check_sizes))
         right, wrong = {example.args[main_argument(example)].dim()}, False
         varied = variations(example, sizes=(), numbers=(), clamps=False)
-        for variation in (each for each in varied if each.kind in ("rank", "length")):
+        for variation in (v for v in varied if v.kind in ("rank", "length")):
             try:
                 why = self._judged([(variation.example, self._run(self._fused, variation.example))], repeated=True)
             except Exception as error:  # noqa: BLE001 - it may raise anything, and so may the original

@@ -56,9 +56,9 @@ def calls_of(examples: Sequence[Example], bound: bool, tried: Tried) -> Iterator
         ways.setdefault((bound + len(example.args), tuple(example.kwargs)), []).append(arguments_of(example))
     for (count, names), rows in ways.items():
         columns = list(zip(*rows, strict=True))
-        kinds = [frozenset(map(kind_of, column)) for column in columns]
-        several = [map(kind_of, column) for column, each in zip(columns, kinds, strict=True) if len(each) > 1]
-        together = frozenset(zip(*several, strict=True))
+        kinds_given = [[*map(kind_of, column)] for column in columns]
+        kinds = [*map(frozenset, kinds_given)]
+        together = frozenset(zip(*(column for column in kinds_given if len({*column}) > 1), strict=True))
         if len(together) == math.prod(map(len, kinds)):
             together = frozenset()
         ranks = [frozenset(value.dim() for value in column if isinstance(value, Tensor)) for column in columns]
