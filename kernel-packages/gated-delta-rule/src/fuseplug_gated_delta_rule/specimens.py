@@ -140,7 +140,7 @@ class DeltaAttention(Mixer):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         q, k, v, g, beta = self.project(hidden_states)
-        flags = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+        flags: dict[str, Any] = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
         result, _ = chunk_delta_attention(q, k, v, g=g, beta=beta, **flags)
         return result.flatten(2)
 
