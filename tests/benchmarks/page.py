@@ -62,7 +62,7 @@ memory, and says where the time goes. A model is one of the short names `qwen3-0
 | time inference | `--mode prefill,decode`: a prompt, and one more token after it |
 | time less of a large model | `--layers 2` |
 | compare with others | `--vs compile,liger`; `again` is the unfused model once more, which shows the noise |
-| time each kernel by itself, in the model's own calls, also those that are too small to gain | `--ops` |
+| time each kernel by itself, in the model's own calls of every size, and see why it computed none | `--ops` |
 | take more turns: by default each cell of the table has seven, and as many as fit into five seconds | `--seconds 20` |
 | keep the figures | `--json` |
 

@@ -355,8 +355,14 @@ class TestCommand:
         ]
         assert found["right"] is True
         assert [each["what"] for each in found["checked"]] == ["logits"]
-        assert found["report"]["fused"] == 3
+        assert (found["report"]["fused"], found["unused"]) == (3, 0)
         assert found["machine"]["cores"]
+
+    def test_kernels_that_computed_nothing_are_counted(self, tiny, capsys, monkeypatch):
+        monkeypatch.setattr(PlainNorms, "gains_from", lambda self, use: 1000)
+        monkeypatch.delenv("FUSEPLUG_EVERY_SIZE")
+        assert self.run(tiny, "--mode", "prefill") == 0
+        assert "3 fused targets had no call that a kernel computed: --ops says why" in capsys.readouterr().out
 
     @thorough
     def test_several_are_given_with_commas_or_one_by_one(self, tiny, capsys):

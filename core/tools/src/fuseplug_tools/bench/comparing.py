@@ -75,6 +75,7 @@ class Benchmark:
         shares: Where the time goes, by mode and number of tokens.
         ops: The times of each kernel by itself, by mode and number of tokens; empty if nobody asked for them.
         once: The seconds that were paid once, by contender.
+        unused: The number of fused targets whose calls all went to the original.
         machine: The machine on which all this was measured.
     """
 
@@ -85,6 +86,7 @@ class Benchmark:
     shares: dict[tuple[str, int], list[Share]] = field(default_factory=dict)
     ops: dict[tuple[str, int], list[OpRow]] = field(default_factory=dict)
     once: dict[str, float] = field(default_factory=dict)
+    unused: int = 0
     machine: dict[str, Any] = field(default_factory=machine)
 
     @property
@@ -100,6 +102,7 @@ class Benchmark:
             "right": self.right,
             "checked": [distance._asdict() for distance in self.checked],
             "paid once, s": self.once,
+            "unused": self.unused,
             "rows": [asdict(row) for row in self.rows],
             "shares": [
                 {"mode": mode, "tokens": tokens, "operations": [share._asdict() for share in shares]}
@@ -185,6 +188,7 @@ def compare(
                 step(f"{mode}, {count} tokens: each kernel by itself")
                 run = partial(_once, mode, tokens_for(model, count))
                 benchmark.ops[mode, count] = measure_ops(model, applied, every_size, run, repeats)
+    benchmark.unused = sum(not calls.fused for calls in applied.calls())
     return benchmark
 
 
@@ -217,16 +221,13 @@ def _measure(
     ids = tokens_for(contenders[0].model, tokens)
     runs = {contender.name: MODES[mode](contender.model, ids) for contender in contenders}
 
-    def told(done: int) -> None:
-        step(f"{mode}, {tokens} tokens: {done} turns")
-
     # A model decodes one token right after another, so its code is in the processor's caches, not another contender's.
     samples = by_turns(
         runs,
         max(repeats, _MOST_TURNS),
         warm_up=1,
         at_a_time=_DECODED if mode == "decode" else 1,
-        after_turn=told,
+        after_turn=lambda done: step(f"{mode}, {tokens} tokens: {done} turns"),
         within=seconds,
         least=repeats,
     )

@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 def show(benchmark: Benchmark, console: Console) -> None:
     """Print *benchmark* on *console*."""
     about = benchmark.machine
-    versions = about["versions"]
+    of = about["versions"]
     console.print(one_line(benchmark.model))
     where = about.get("gpu") or about["cpu"]
-    console.print(
-        f"{where}, {about['cores']} cores, torch {versions['torch']}, transformers {versions['transformers']}"
-    )
+    console.print(f"{where}, {about['cores']} cores, torch {of['torch']}, transformers {of['transformers']}")
     console.print(one_line(benchmark.report.summary()))
     for distance in benchmark.checked:
         verdict = "right" if distance.right else f"WRONG: at most {distance.allowed:.2g} is allowed"
@@ -33,6 +31,8 @@ def show(benchmark: Benchmark, console: Console) -> None:
     for name, seconds in benchmark.once.items():
         console.print(f"paid once by {name}: {seconds:.1f} s")
     console.print(with_whole_words(_times(benchmark), console.width))
+    if benchmark.unused:
+        console.print(f"{benchmark.unused} fused targets had no call that a kernel computed: --ops says why")
     for (mode, tokens), shares in benchmark.shares.items():
         table = _table("operation", f"{EAGER}, %", f"{FUSED}, % of eager")
         for share in shares:
