@@ -49,6 +49,7 @@ class DeltaRuleMix(NamedTuple):
         continued: Whether the call has an initial state, and asks for the final one.
         normalised: Whether the function normalises q and k.
         repeats: How many heads a key head serves.
+        prefill: Whether the call asks for the final state, and has no initial one. A decoding step always has one.
     """
 
     x: torch.dtype
@@ -56,6 +57,7 @@ class DeltaRuleMix(NamedTuple):
     continued: bool = False
     normalised: bool = True
     repeats: int = 1
+    prefill: bool = False
 
 
 def match(site: Site) -> list[Proposal] | Rejection | None:
@@ -100,7 +102,7 @@ def _computes_it(value: object) -> bool:
 
 
 def _proposal(site: Site, own: torch.dtype, variant: Variant, target: Target, is_step: bool, packed: bool) -> Proposal:
-    mixes = _mixes(own, variant)
+    mixes = _mixes(own, variant, is_step)
     return Proposal(
         target=target,
         adapters=(DeltaRuleAdapter(variant.name, is_step, packed),),
@@ -114,11 +116,12 @@ def _proposal(site: Site, own: torch.dtype, variant: Variant, target: Target, is
     )
 
 
-def _mixes(own: torch.dtype, variant: Variant) -> tuple[DeltaRuleMix, ...]:
+def _mixes(own: torch.dtype, variant: Variant, is_step: bool) -> tuple[DeltaRuleMix, ...]:
     """Every combination to check, the module's own first."""
     pairs = [(dtype, torch.float32) for dtype in MODEL_DTYPES] + [(dtype, dtype) for dtype in MODEL_DTYPES[:2]]
     pairs.sort(key=lambda pair: pair != (own, torch.float32))
     mixes = [DeltaRuleMix(*pair, continued=continued) for pair in pairs for continued in (False, True)]
+    mixes += [] if is_step else [mixes[0]._replace(prefill=True)]
     # Kimi Delta Attention has as many heads of keys as of values.
     return (*mixes, mixes[0]._replace(normalised=False, repeats=1 if variant.per_channel else 2))
 
@@ -150,5 +153,5 @@ def _example(variant: Variant, is_step: bool, mix: DeltaRuleMix, size: int, gene
     g = (g if variant.per_channel else g.squeeze(-1)).to(mix.g)
     v, beta = (x.to(mix.x) for x in (normal(batch, tokens, heads, values), 2 * normal(batch, tokens, heads).sigmoid()))
     state = normal(batch, heads, channels, values) if mix.continued else None
-    flags = {"output_final_state": mix.continued, "use_qk_l2norm_in_kernel": mix.normalised}
+    flags = {"output_final_state": mix.continued or mix.prefill, "use_qk_l2norm_in_kernel": mix.normalised}
     return Example([q, k, v, g, beta], kwargs={"initial_state": state, **flags})

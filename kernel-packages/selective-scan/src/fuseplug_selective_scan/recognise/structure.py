@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -45,8 +45,8 @@ class ScanMix(NamedTuple):
     Attributes:
         x: The dtype of x, dt, B, C and z.
         continued: Whether the call asks for the last state.
-        bare: Whether the call has neither a gate nor a bias nor a softplus. It always has a skip: without one, the
-            original's result has the dtype of autocast, and no known model lacks it.
+        bare: Whether the call has neither a gate nor a bias nor a softplus, and not the module's `_CHOICES`. It always
+            has a skip: without one, the original's result has the dtype of autocast, and no known model lacks it.
     """
 
     x: torch.dtype
@@ -127,7 +127,10 @@ def _proposal(site: Site, own: torch.dtype, target: Target, parameters: Sequence
     return Proposal(
         target=target,
         adapters=(ScanAdapter(),),
-        example=functools.partial(_example, [name for name in _CHOICES if name in parameters]),
+        # A module with these attributes calls the function with them.
+        example=functools.partial(
+            _example, {name: bool(getattr(site.module, name, False)) for name in _CHOICES if name in parameters}
+        ),
         mixes=mixes,
         likely=usual_mixes(mixes, site.device_type),
         roundings=_ROUNDINGS,
@@ -152,7 +155,7 @@ def _step_proposal(own: torch.dtype, target: Target) -> Proposal:
     )
 
 
-def _example(choices: Sequence[str], mix: ScanMix, size: int, generator: torch.Generator) -> Example:
+def _example(choices: Mapping[str, bool], mix: ScanMix, size: int, generator: torch.Generator) -> Example:
     """A call as mixers make it, with the shapes of `fuseplug_selective_scan.reference.selective_scan`.
 
     Steps times A are between a hundredth and about ten.
@@ -169,7 +172,8 @@ def _example(choices: Sequence[str], mix: ScanMix, size: int, generator: torch.G
             **({"z": None, "delta_bias": None} if mix.bare else {"z": z, "delta_bias": bias}),
             "delta_softplus": not mix.bare,
             "return_last_state": mix.continued,
-            **dict.fromkeys(choices, mix.continued),
+            # The original's branches must be taken both ways.
+            **{name: choice is not mix.bare for name, choice in choices.items()},
         },
     )
 

@@ -54,6 +54,7 @@ class ScanMix(NamedTuple):
         continued: Whether the call has initial states and asks for the last states.
         bare: Whether the call has neither a skip nor a bias nor a softplus, and limits the steps.
         chunk_size: Tokens of a chunk of the original.
+        prefill: Whether the call asks for the last states, and has no initial ones.
     """
 
     x: torch.dtype
@@ -61,6 +62,7 @@ class ScanMix(NamedTuple):
     continued: bool = False
     bare: bool = False
     chunk_size: int = _CHUNK
+    prefill: bool = False
 
 
 class StepMix(NamedTuple):
@@ -69,12 +71,15 @@ class StepMix(NamedTuple):
     Attributes:
         x: The dtype of x, dt, B, C and z.
         D: The dtype of D and dt_bias, which are parameters.
-        gated: Whether the call has a gate and no softplus. Calls of models have a softplus and no gate.
+        gated: Whether the call has a gate, as that of a Falcon-H1 without norms.
+        bare: Whether the call has no softplus. No model makes such a call, so no kernel is run in it; but the branches
+            of the original must be taken both ways.
     """
 
     x: torch.dtype
     D: torch.dtype
     gated: bool = False
+    bare: bool = False
 
 
 def match(site: Site) -> list[Proposal] | Rejection | None:
@@ -123,7 +128,7 @@ def _proposal(site: Site, own: torch.dtype, chunk_size: int, target: Target, exa
     pairs = dict.fromkeys([*((dtype, dtype) for dtype in dtypes), *((dtype, torch.float32) for dtype in dtypes)])
     mixes = [ScanMix(own, own)]
     mixes += [ScanMix(*pair, continued, chunk_size=chunk_size) for pair in pairs for continued in (False, True)]
-    mixes += [ScanMix(dtype, own, bare=True) for dtype in dtypes]
+    mixes += [ScanMix(own, own, chunk_size=chunk_size, **{how: True}) for how in ("prefill", "bare")]
     return Proposal(
         target=target,
         adapters=(ChunkScanAdapter(),),
@@ -139,13 +144,13 @@ def _proposal(site: Site, own: torch.dtype, chunk_size: int, target: Target, exa
 def _step_proposal(site: Site, own: torch.dtype, target: Target) -> Proposal:
     pairs = [(dtype, dtype) for dtype in MODEL_DTYPES] + [(dtype, torch.float32) for dtype in MODEL_DTYPES[:2]]
     pairs.sort(key=lambda pair: pair != (own, own))
-    mixes = [StepMix(*pair, gated) for pair in pairs for gated in (False, True)]
+    mixes = [*(StepMix(*pair, gated) for pair in pairs for gated in (False, True)), StepMix(own, own, bare=True)]
     return Proposal(
         target=target,
         adapters=(StepAdapter(),),
         example=_step_example,
         mixes=mixes,
-        likely=[mix for mix in usual_mixes(mixes, site.device_type) if mix.D is own],
+        likely=[mix for mix in usual_mixes(mixes, site.device_type) if mix.D is own and not mix.bare],
         roundings=_ROUNDINGS,
         working_roundings=_WORKING_ROUNDINGS,
         exact=False,
@@ -167,7 +172,7 @@ def _example(dt_limit: Any, mix: ScanMix, size: int, generator: torch.Generator)
             "initial_states": _normal(generator, batch, len(D), width, states) if mix.continued else None,
             "dt_softplus": not mix.bare,
             "dt_limit": (0.125, 0.625) if mix.bare else dt_limit,
-            "return_final_states": mix.continued,
+            "return_final_states": mix.continued or mix.prefill,
         },
     )
 
@@ -181,8 +186,8 @@ def _step_example(mix: StepMix, size: int, generator: torch.Generator) -> Exampl
     state, z = _normal(generator, *shape, states), _normal(generator, *shape).to(mix.x)
     dt, D, dt_bias = (tensor.unsqueeze(-1).expand(*tensor.shape, width) for tensor in (dt, D, dt_bias))
     return Example(
-        [state, x, dt.abs() / 2 if mix.gated else dt, A.view(-1, 1, 1).expand(*shape[1:], states), B, C, D],
-        kwargs={"z": z if mix.gated else None, "dt_bias": dt_bias, "dt_softplus": not mix.gated},
+        [state, x, dt.abs() / 2 if mix.bare else dt, A.view(-1, 1, 1).expand(*shape[1:], states), B, C, D],
+        kwargs={"z": z if mix.gated else None, "dt_bias": dt_bias, "dt_softplus": not mix.bare},
     )
 
 
