@@ -22,7 +22,7 @@ SLACK = 0.02
 
 LINES = {
     "core/src": 4699,
-    "core/verify/src": 3886,
+    "core/verify/src": 3885,
     "core/tools/src": 2964,
     "kernel-packages/backends/src": 1497,
     "kernel-packages/causal-conv1d/src": 395,

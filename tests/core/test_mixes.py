@@ -87,7 +87,7 @@ class Shifting(Adapter):
 
 
 class ShiftKernel(BaseKernel):
-    """A kernel that is right for all its mixes, which name the arguments that are tensors, but not beyond them."""
+    """A kernel that is right for all its mixes, which name what is given, but not beyond them."""
 
     kernel_id = op = "shift"
     reference = f"{__name__}:shifted"
@@ -103,9 +103,8 @@ class ShiftKernel(BaseKernel):
 
 def shifted_example(mix, size, generator):
     rows = torch.randn(max(4, size // 8), 8, generator=generator)
-    return Example(
-        [rows, *(torch.randn(8, generator=generator) if name in mix else None for name in ("bias", "scale"))]
-    )
+    bias, scale = (torch.randn(8, generator=generator) if name in mix else None for name in ("bias", "scale"))
+    return Example([rows, bias, 2 if "twice" in mix else scale])
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,9 @@ def shifted_example(mix, size, generator):
     [
         ({}, "bias", ""),
         ({}, "scale", ""),
-        ({}, "bias and scale", "each of its tensors was tried, but not all of them together"),
+        ({}, "bias and scale", "each of its arguments was tried, but not all of them together"),
+        ({"mixes": ("bias", "twice")}, "twice", ""),
+        ({"mixes": ("bias", "twice")}, "bias and twice", "each of its arguments was tried, but not all of them"),
         ({"likely": ()}, "scale", "argument 2 is of a kind that was not tried"),
         ({"mixes": ("bias", "bias and scale"), "likely": ()}, "bias and scale", "argument 3 is of a kind"),
     ],

@@ -72,7 +72,7 @@ def test_what_is_asked_for_is_given(manager):
     hows = [
         {},
         {"initial_state": state, "output_final_state": True, "use_qk_l2norm_in_kernel": True},
-        {"output_final_state": True, "cu_seqlens": None, "num_items_in_batch": 3},
+        {"output_final_state": True, "use_qk_l2norm_in_kernel": True, "cu_seqlens": None, "num_items_in_batch": 3},
     ]
     expected = [module(*arguments, **how) for how in hows]
     with manager.apply_all(module) as applied:
@@ -89,6 +89,7 @@ def test_calls_that_were_not_verified_are_the_originals(manager):
             ((q, k, v, g, beta, 32), {}),
             ((q, k, v, g, beta), {"chunk_size": 32}),
             ((q, k, v, g[..., :1], beta), {}),
+            ((q, k, v, g, beta), {"output_final_state": True}),  # each tried, but not without use_qk_l2norm_in_kernel
             ((q.double(), k, v, g, beta), {}),
         ):
             expected = chunk_gated_delta_rule(*arguments, **how)

@@ -88,6 +88,7 @@ def test_calls_that_are_not_the_kernels_are_the_originals(manager):
         (x, dt, A, B[:1], C, D, z, bias, softplus),
         (x, dt[:, :1], A, B, C, D),
         (x, dt.abs(), A, B, C),  # no skip
+        (x, dt, A, B, C, D, z, bias, False),  # a bias was not tried without a softplus
     ]
     with manager.apply_all(module) as applied:
         for call in calls:

@@ -102,6 +102,7 @@ def test_what_is_asked_for_is_given(manager):
     hows = [
         {"dt_softplus": True},
         {"dt_softplus": True, "dt_limit": (0.2, 0.4)},
+        {"dt_softplus": True, "return_final_states": True},
         {"dt_softplus": True, "return_final_states": True, "initial_states": state},
     ]
     assert_given_as_asked(manager, module, arguments_of(module, HIDDEN), hows)
@@ -114,6 +115,7 @@ def test_calls_that_are_not_the_kernels_are_the_originals(manager):
         ((x, dt, A, B, C, 3, D, bias), {"dt_softplus": True}),  # a chunk size that was not tried
         ((x.double(), dt, A, B, C, size, D, bias), {"dt_softplus": True}),
         ((x, dt, A, B[:1], C, size, D, bias), {"dt_softplus": True}),
+        ((x, dt, A, B, C, size, D, bias), {"dt_softplus": False}),  # a bias was not tried without a softplus
     ]
     with manager.apply_all(module) as applied:
         for args, kwargs in calls:

@@ -106,9 +106,10 @@ class Proposal:
         mixes: The combinations to check, of dtypes and of everything else that differs between calls, such as an
             optional argument. They are opaque to Fuseplug. The first is that of the module as it is now.
         likely: The *mixes*, besides the first, in which the kernel itself is run. A call goes to the original if its
-            dtypes, or the kinds of its arguments, are those of none of these mixes. By default, these are all mixes in
-            which the module's own tensors have the same dtypes as in the first. Name more, or fewer if each costs a
-            compilation and some are rare. A function has no tensors of its own, so its default is all mixes.
+            dtypes together, or the kinds of its arguments together, are those of none of these mixes. By default, these
+            are all mixes in which the module's own tensors have the same dtypes as in the first. Name more, or fewer if
+            each costs a compilation and some are rare. A function has no tensors of its own, so its default is all
+            mixes.
         roundings: How many roundings to the output's dtype a right implementation may accumulate.
         working_roundings: How many roundings in float32, in which it computes, it may accumulate before that. These two
             are the constants *c* and *w* of the tolerance (``docs/tolerances.md``).

@@ -170,7 +170,7 @@ def _arguments(call: Call, main: int) -> Iterator[_Term]:
             why = f"argument {number} was tried with {sizes} dimensions only"
             yield _Term(_has_one_of(number, ranks, {Tensor} >= kinds), why)
     if call.together:
-        yield _Term(call.has, "each of its tensors was tried, but not all of them together")
+        yield _Term(call.has, "each of its arguments was tried, but not all of them together")
 
 
 def _is_of(number: int, kinds: frozenset[Any]) -> Test:

@@ -129,18 +129,18 @@ class Call:
         names: The names of the arguments that are given by name.
         kinds: The kinds of each argument, in this order; empty for the module.
         ranks: The numbers of dimensions of each argument; empty where they make no difference.
-        together: Which arguments were tensors together, in this order; empty if every combination was tried.
+        together: The kinds that those arguments had together which had several; empty if every combination was tried.
     """
 
     count: int
     names: tuple[str, ...]
     kinds: tuple[frozenset[Kind], ...]
     ranks: tuple[frozenset[int], ...]
-    together: frozenset[tuple[bool, ...]] = frozenset()
+    together: frozenset[tuple[Kind, ...]] = frozenset()
 
     def has(self, args: Sequence[Any]) -> bool:
-        """Whether those of *args*, the module first, that are tensors were tensors together."""
-        return tensors_among(args) in self.together
+        """Whether *args*, the module first, are of kinds that were tried together."""
+        return tuple([kind_of(args[n]) for n, kinds in enumerate(self.kinds) if len(kinds) > 1]) in self.together
 
     def limited(self, main: int, ranks: frozenset[int]) -> Call:
         """This call with the main input limited to *ranks*; unchanged if *ranks* is empty."""
@@ -192,14 +192,9 @@ _FLAGS = {
 
 def kind_of(value: Any) -> Kind:
     """What the guard compares of the argument *value*."""
-    if isinstance(value, torch.Tensor):
-        return torch.Tensor
-    return (type(value), value) if isinstance(value, BY_VALUE) else type(value)
-
-
-def tensors_among(values: Sequence[Any]) -> tuple[bool, ...]:
-    """Whether each of *values* is a tensor."""
-    return tuple([isinstance(value, torch.Tensor) for value in values])
+    if isinstance(value, BY_VALUE):
+        return type(value), value
+    return torch.Tensor if isinstance(value, torch.Tensor) else type(value)
 
 
 Dtypes = tuple[torch.dtype | None, ...]

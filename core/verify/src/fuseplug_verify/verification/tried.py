@@ -12,7 +12,7 @@ from torch import Tensor
 from ..data import Example
 from ..reading.lookup import attribute
 from ..subjects import Subject
-from ..watch import Call, Dtypes, kind_of, tensors_among
+from ..watch import Call, Dtypes, kind_of
 from .varying import Variation
 
 Likeness = Literal["same", "differs", "unanswered"]
@@ -57,8 +57,9 @@ def calls_of(examples: Sequence[Example], bound: bool, tried: Tried) -> Iterator
     for (count, names), rows in ways.items():
         columns = list(zip(*rows, strict=True))
         kinds = [frozenset(map(kind_of, column)) for column in columns]
-        together = frozenset(tensors_among([*([None] * bound), *row]) for row in rows)
-        if len(together) == math.prod(len({*column}) for column in zip(*together, strict=True)):
+        several = [map(kind_of, column) for column, each in zip(columns, kinds, strict=True) if len(each) > 1]
+        together = frozenset(zip(*several, strict=True))
+        if len(together) == math.prod(map(len, kinds)):
             together = frozenset()
         ranks = [frozenset(value.dim() for value in column if isinstance(value, Tensor)) for column in columns]
         none: list[frozenset[Any]] = [frozenset()] * bound
