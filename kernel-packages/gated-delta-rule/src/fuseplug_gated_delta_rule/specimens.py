@@ -140,8 +140,7 @@ class DeltaAttention(Mixer):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         q, k, v, g, beta = self.project(hidden_states)
-        flags: dict[str, Any] = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
-        result, _ = chunk_delta_attention(q, k, v, g=g, beta=beta, **flags)
+        result, _ = chunk_delta_attention(q, k, v, g, beta, output_final_state=True, use_qk_l2norm_in_kernel=True)
         return result.flatten(2)
 
 
