@@ -23,10 +23,10 @@ SLACK = 0.02
 LINES = {
     "core/src": 4695,
     "core/verify/src": 3885,
-    "core/tools/src": 2963,
+    "core/tools/src": 2964,
     "kernel-packages/backends/src": 1496,
     "kernel-packages/causal-conv1d/src": 395,
-    "kernel-packages/gated-delta-rule/src": 709,
+    "kernel-packages/gated-delta-rule/src": 708,
     "kernel-packages/liger/src": 515,
     "kernel-packages/linear-cross-entropy/src": 3171,
     "kernel-packages/moe/src": 3862,
