@@ -33,7 +33,7 @@ LINES = {
     "kernel-packages/rmsnorm/src": 1187,
     "kernel-packages/rope/src": 1974,
     "kernel-packages/selective-scan/src": 535,
-    "kernel-packages/ssd/src": 710,
+    "kernel-packages/ssd/src": 712,
     "kernel-packages/swiglu/src": 1342,
 }
 """Lines of code of each distribution. The aims: core 3,800, verify 3,500, tools 2,900, backends 1,500; an op 2,000, but

@@ -71,7 +71,9 @@ class Mixer(nn.Module):
 
     def __init__(self, *, skips: bool = True) -> None:
         super().__init__()
-        self.skips, self.heads, self.width, self.groups, self.states, self.chunk_size = skips, 4, 3, 2, 4, 4
+        self.skips, self.heads, self.width, self.groups, self.states = skips, 4, 3, 2, 4
+        # No model calls it without a skip; the recogniser's example has chunks of 16 tokens there.
+        self.chunk_size = 4 if skips else 16
         self.sizes = [self.heads * self.width, self.groups * self.states, self.groups * self.states, self.heads]
         self.in_proj = nn.Linear(8, sum(self.sizes))
         self.A_log = nn.Parameter(torch.arange(1.0, self.heads + 1).log())
