@@ -25,6 +25,8 @@ def shapes(given, label):
         ([Q, K, COS], "130 in dimension 0", [(130, 3, 5, 8), (130, 2, 5, 8), (130, 5, 8)]),
         ([ROWS, INDEX], "130 in dimension 1", [(2, 130, 8), (260, 2)]),
         ([ROWS, INDEX], "0 in dimension 0", [(0, 3, 8), (0, 2)]),
+        ([Q, K, COS], "of one row", [(1, 1, 1, 8), (1, 2, 1, 8), (1, 1, 8)]),
+        ([ROWS, INDEX], "of one row", [(1, 1, 8), (1, 2)]),
         ([Q, Q], "1 dimensions", [(8,), (8,)]),
         ([Q, K], "1 dimensions", None),
     ],

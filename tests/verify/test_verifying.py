@@ -91,6 +91,14 @@ def reuses_memory_without_gradients(self, x):
     return _BUFFERS.setdefault((x.shape, x.dtype), torch.empty_like(x)).copy_(result)
 
 
+def wrong_with_frozen_weights(self, x):
+    return right(self, x) * (1.5 if torch.is_grad_enabled() and not self.weight.requires_grad else 1.0)
+
+
+def wrong_in_one_row(self, x):
+    return right(self, x) * (1.5 if x.shape[:-1] == (1, 1) else 1.0)
+
+
 def raises(self, x):
     raise RuntimeError("no kernel image is available")
 
@@ -105,6 +113,7 @@ WRONG = {
     wrong_when_large: r"float32\[256, 16\] on cpu: output\[0\] is off by",
     wrong_without_gradients: r"without gradients: output\[0\] is off by",
     reuses_memory_without_gradients: r"float32\[4, 16\] on cpu without gradients: output\[0\] is off by",
+    wrong_with_frozen_weights: "it fails on cpu if no gradient of a weight is wanted",
     raises: r"RuntimeError while running on cpu: no kernel image is available",
 }
 
@@ -128,6 +137,16 @@ def test_a_wrong_one_is_refused_with_what_differs(semantics, function):
     with pytest.raises(AssertionError, match=WRONG[function]):
         raise AssertionError(answer.reason)
     assert answer.kind == ("error" if function is raises else "failed")
+
+
+def test_one_row_is_run_in_all_dimensions_of_the_examples():
+    def of_two_sequences(dtype, size, generator):
+        made = example(dtype, size, generator)
+        return replace(made, args=[torch.stack((made.args[0], -made.args[0]))])
+
+    semantics = examine(Norm(), replace(CANDIDATE, example=of_two_sequences))
+    assert isinstance(check(semantics, Norm(), right), Conditions)
+    assert "float32[1, 1, 16] on cpu: output[0] is off by" in check(semantics, Norm(), wrong_in_one_row).reason
 
 
 def test_what_is_wrong_in_some_calls_only_is_said(semantics):

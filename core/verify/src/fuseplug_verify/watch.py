@@ -148,10 +148,8 @@ class Call:
         """This call with the main input limited to *ranks*; unchanged if *ranks* is empty."""
         if not ranks:
             return self
-        before = self.ranks[main]
-        every = list(self.ranks)
-        every[main] = before & ranks if before else ranks
-        return replace(self, ranks=tuple(every))
+        allowed = self.ranks[main] & ranks if self.ranks[main] else ranks
+        return replace(self, ranks=(*self.ranks[:main], allowed, *self.ranks[main + 1 :]))
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,7 @@ class Branches:
     def keep(self) -> None:
         """Keep the ways that the last run took, because its result could be compared and was the same."""
         for code, jump, to in self._new:
-            _, ways = self._jumps[code][jump]
-            ways.add(to)
+            self._jumps[code][jump][1].add(to)
         self._new.clear()
 
     def one_sided(self, file: str, span: Span) -> bool:

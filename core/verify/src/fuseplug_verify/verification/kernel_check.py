@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from .examples import mixes_run, raised
 from .nested import tensors, with_tensors
 from .outcome import Outcome
 from .tried import dtypes_in
-from .varying import describe, main_argument, transposed, variations
+from .varying import FROZEN, describe, main_argument, transposed, variations
 
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
 """Makes a context manager in which something is run."""
@@ -67,11 +67,12 @@ class KernelCheck:
         """Call the kernel as `ran` will, as far as the kernel's programs depend on it, and ignore the results."""
         with contextlib.suppress(Exception):
             fused = self._semantics.adapter.standing_for(self._subject.original, self._compute)
-            calls = [(mix, False) for mix in mixes_run(self._candidate)]
-            for mix, autocast in (*calls, (self._candidate.mixes[0], True)):
+            first = self._candidate.mixes[0]
+            calls: list[tuple[Any, Mapping[str, Any]]] = [(mix, {}) for mix in mixes_run(self._candidate)]
+            for mix, options in (*calls, (first, {"autocast": True}), (first, FROZEN)):
                 for size in self._candidate.check_sizes:
                     with contextlib.suppress(Exception):
-                        self._run(fused, self._candidate.example_of(mix, size), autocast=autocast)
+                        self._run(fused, self._candidate.example_of(mix, size), **options)
 
     def ran(self) -> Conditions | Refusal:
         """The conditions under which the kernel is right; or why it is refused."""
@@ -88,6 +89,8 @@ class KernelCheck:
             ranks = self._ranks(mix)
             if isinstance(ranks, Refusal):
                 return ranks
+            if self._gradients and self._fails(self._smallest(mix), self._tolerance, **FROZEN):
+                return Refusal(f"it fails on {self._device} if no gradient of a weight is wanted", kind="failed")
             contiguous = self._needs_order(mix)
             if isinstance(contiguous, Refusal):
                 return contiguous
@@ -109,7 +112,7 @@ class KernelCheck:
             try:
                 why = self._wrong_in(mix, first=False)
             except Exception as error:  # noqa: BLE001 - it or the original may raise anything
-                why = self._raises(self._candidate.example_of(mix, min(self._candidate.check_sizes)), error)
+                why = self._raises(self._smallest(mix), error)
                 if why is None:
                     continue
             if why is not None and dtypes == now:
@@ -151,20 +154,21 @@ class KernelCheck:
         """What is wrong with the tensors that lazy results become: they must equal the original's bit for bit."""
         if self._subject.lazy is None:
             return None
-        example = replace(self._candidate.example_of(mix, min(self._candidate.check_sizes)), after=None)
+        example = replace(self._smallest(mix), after=None)
         for autocast in (False, True):
             outcome = self._run(self._fused, example, autocast=autocast)
             if why := outcome.difference(self._run(self._subject.original, example, autocast=autocast)):
-                under = " under autocast" if autocast else ""
-                return Refusal(
-                    f"its lazy result becomes something else than the original's on {self._device}{under}: {why}",
-                    kind="failed",
-                )
+                where = f"on {self._device}{' under autocast' if autocast else ''}"
+                wrong = f"its lazy result becomes something else than the original's {where}: {why}"
+                return Refusal(wrong, kind="failed")
         return None
+
+    def _smallest(self, mix: Any) -> Example:
+        return self._candidate.example_of(mix, min(self._candidate.check_sizes))
 
     def _ranks(self, mix: Any) -> frozenset[int] | Refusal:
         """The numbers of dimensions for which the kernel is right; or why it is wrong at some length."""
-        example = self._candidate.example_of(mix, min(self._candidate.check_sizes))
+        example = self._smallest(mix)
         right, wrong = {example.args[main_argument(example)].dim()}, False
         varied = variations(example, sizes=(), numbers=(), clamps=False)
         for variation in (v for v in varied if v.kind in ("rank", "length")):
@@ -224,7 +228,7 @@ class KernelCheck:
 
     def _needs_order(self, mix: Any) -> bool | Refusal:
         """Whether the kernel is right only for contiguous inputs; or what is wrong with it for those."""
-        example = self._candidate.example_of(mix, min(self._candidate.check_sizes))
+        example = self._smallest(mix)
         if _is_contiguous(example):
             # It may expect all inputs to lie alike in memory, so only one of several is transposed, too.
             main = main_argument(example)
@@ -236,10 +240,9 @@ class KernelCheck:
 
     def _fails_under_autocast(self, mix: Any) -> bool:
         tolerance = replace(self._tolerance, coarsest=torch.get_autocast_dtype(self._device.type))
-        return self._semantics.accepts.watch.no_autocast or any(
-            self._fails(self._candidate.example_of(mix, size), tolerance, autocast=True)
-            for size in self._candidate.check_sizes
-        )
+        skipped = self._semantics.accepts.watch.no_autocast
+        examples = (self._candidate.example_of(mix, size) for size in self._candidate.check_sizes)
+        return skipped or any(self._fails(example, tolerance, autocast=True) for example in examples)
 
     def _fails(self, example: Example, tolerance: Tolerance, **options: Any) -> bool:
         """Whether the kernel is not right for *example*, run with *options*; or whether it or the original raises."""

@@ -107,12 +107,10 @@ def copied_tensors(
     module: nn.Module, parameter: Callable[[Tensor], Tensor], buffer: Callable[[Tensor], Tensor]
 ) -> dict[str, dict[str, Tensor | None]]:
     """The registries of *module*: parameters as *parameter* copies them, buffers as *buffer* does."""
-    copies = {"_parameters": parameter, "_buffers": buffer}
+    stored = attributes_of(module)
     return {
-        registry: {
-            name: None if tensor is None else copy(tensor) for name, tensor in attributes_of(module)[registry].items()
-        }
-        for registry, copy in copies.items()
+        "_parameters": {name: t if t is None else parameter(t) for name, t in stored["_parameters"].items()},
+        "_buffers": {name: t if t is None else buffer(t) for name, t in stored["_buffers"].items()},
     }
 
 

@@ -26,6 +26,9 @@ _SMALL = 1e-8
 
 _MOST_NUMBERS = 6
 
+FROZEN: Mapping[str, Any] = {"wants": lambda name: name.startswith("args")}
+"""The options of `Subject.run` for a module whose weights are frozen, as under LoRA."""
+
 
 @dataclass(frozen=True)
 class Variation:
@@ -62,8 +65,7 @@ def variations(
     yield from _magnitudes(example, numbers, clamps)
     yield Variation("layout", "transposed in memory", example, {"arguments": transposed})
     yield Variation("layout", "at an odd place in memory", example, {"arguments": unaligned})
-    of_arguments = {"wants": lambda name: name.startswith("args")}
-    yield Variation("layout", "and weights of which no gradient is wanted", example, of_arguments)
+    yield Variation("layout", "and weights of which no gradient is wanted", example, FROZEN)
     yield Variation("autocast", "under autocast", example, {"autocast": True})
 
 
@@ -117,15 +119,21 @@ def _ranks(example: Example) -> Iterator[Variation]:
 
 
 def _lengths(example: Example, sizes: Iterable[int]) -> Iterator[Variation]:
-    """Each leading dimension of the main input with one, many and no elements, and with lengths from the code."""
+    """Each leading dimension of the main input with one, many and no elements, and with lengths from the code; one row.
+
+    A kernel may have a path of its own for the one row of a decoded token.
+    """
     main = example.args[main_argument(example)]
     named = sorted({size + d for size in sorted(sizes)[:_MOST_NUMBERS] for d in (0, 1) if 0 < size + d <= _LONGEST})
-    leading = main.shape[:-1]
+    leading, single = main.shape[:-1], example
     for dim in range(len(leading)):
         for length in dict.fromkeys((1, _LONG, *named, 0)):
             resized = _resizing(leading, dim, length)
             kind: Kind = "length" if length else "empty"
             yield Variation(kind, f"{length} in dimension {dim}", _changed(example, resized))
+        single = _changed(single, _resizing(torch.Size((1,) * dim + leading[dim:]), dim, 1))
+    if len(leading) > 1:
+        yield Variation("length", "of one row", single)
 
 
 def _resizing(leading: torch.Size, dim: int, length: int) -> Callable[[Tensor], Tensor]:
