@@ -121,14 +121,14 @@ def _concerns(record: KernelRecord, places: Sequence[Place]) -> bool:
 
 def _idle(rules: Rules, places: Sequence[Place], answered: AbstractSet[str]) -> dict[str, str]:
     """Why kernels that are ready are of no use here, by kernel id."""
-    here = ", ".join(sorted({place.device_type for place in places}))
-    idle = {}
+    here = sorted({place.device_type for place in places})
+    planned, idle = ", ".join(here), {}
     for record in rules.installed:
         kernel = record.kernel
         if kernel is None or record.state != "ready":
             continue
-        if here and not any(kernel.runs_on(place.device_type) for place in places):
-            idle[record.kernel_id] = f"runs on {', '.join(kernel.device_types)}; this model is planned for {here}"
+        if here and not any(map(kernel.runs_on, here)):
+            idle[record.kernel_id] = f"runs on {', '.join(kernel.device_types)}; this model is planned for {planned}"
         elif rules.gradients and not kernel.differentiable:
             idle[record.kernel_id] = 'has no gradient: used with mode="inference"'
         elif record not in rules.records:

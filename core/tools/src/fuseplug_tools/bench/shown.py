@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 def show(benchmark: Benchmark, console: Console) -> None:
     """Print *benchmark* on *console*."""
     about = benchmark.machine
-    of = about["versions"]
+    torch, transformers = about["versions"]["torch"], about["versions"]["transformers"]
     console.print(one_line(benchmark.model))
     where = about.get("gpu") or about["cpu"]
-    console.print(f"{where}, {about['cores']} cores, torch {of['torch']}, transformers {of['transformers']}")
+    console.print(f"{where}, {about['cores']} cores, torch {torch}, transformers {transformers}")
     console.print(one_line(benchmark.report.summary()))
     for distance in benchmark.checked:
         verdict = "right" if distance.right else f"WRONG: at most {distance.allowed:.2g} is allowed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -67,12 +67,11 @@ class KernelCheck:
         """Call the kernel as `ran` will, as far as the kernel's programs depend on it, and ignore the results."""
         with contextlib.suppress(Exception):
             fused = self._semantics.adapter.standing_for(self._subject.original, self._compute)
-            first = self._candidate.mixes[0]
-            calls: list[tuple[Any, Mapping[str, Any]]] = [(mix, {}) for mix in mixes_run(self._candidate)]
-            for mix, options in (*calls, (first, {"autocast": True}), (first, FROZEN)):
-                for size in self._candidate.check_sizes:
-                    with contextlib.suppress(Exception):
-                        self._run(fused, self._candidate.example_of(mix, size), **options)
+            first, sizes, under = self._candidate.mixes[0], self._candidate.check_sizes, {"autocast": True}
+            calls = [(mix, size, dict[str, Any]()) for mix in mixes_run(self._candidate) for size in sizes]
+            for mix, size, options in (*calls, *((first, size, under) for size in sizes), (first, min(sizes), FROZEN)):
+                with contextlib.suppress(Exception):
+                    self._run(fused, self._candidate.example_of(mix, size), **options)
 
     def ran(self) -> Conditions | Refusal:
         """The conditions under which the kernel is right; or why it is refused."""
@@ -89,7 +88,8 @@ class KernelCheck:
             ranks = self._ranks(mix)
             if isinstance(ranks, Refusal):
                 return ranks
-            if self._gradients and self._fails(self._smallest(mix), self._tolerance, **FROZEN):
+            weighted = self._gradients and self._subject.module is not None  # a function has no weights to freeze
+            if weighted and self._fails(self._smallest(mix), self._tolerance, **FROZEN):
                 return Refusal(f"it fails on {self._device} if no gradient of a weight is wanted", kind="failed")
             contiguous = self._needs_order(mix)
             if isinstance(contiguous, Refusal):
